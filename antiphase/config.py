@@ -20,6 +20,9 @@ from antiphase.typed import bounded, build, check_bounds, dotted
 SHARED_BY_ARMS = ("training.seed", "training.steps", "training.batch_size", "training.precision", "training.device")
 """Settings, besides data and evaluation, that must be equal in both arms of a fair comparison."""
 
+SMALLEST_WEIGHT = 0.0001
+"""Smallest weight of a source in a mixture; weights are exact to this number."""
+
 
 @dataclass(kw_only=True)
 class ModelSettings:
@@ -29,7 +32,7 @@ class ModelSettings:
     """
 
     hidden_size: int
-    num_hidden_layers: int
+    num_hidden_layers: int = bounded(least=1, most=10_000)
     intermediate_size: int
     num_attention_heads: int
     """Softmax maps per layer; a differential layer has half as many heads."""
@@ -101,11 +104,11 @@ class DataSettings:
     """Share of the text sequences that are each cut from a single document, so that long documents have more weight
     (length upsampling, Fu et al. 2402.10171); None means consecutive blocks of the text.
     """
-    keys: int = bounded(64, least=1)
+    keys: int = bounded(64, least=1, most=1_000_000)
     """Number of different keys (``synthetic``)."""
-    numbers: int = bounded(100, least=1)
+    numbers: int = bounded(100, least=1, most=1_000_000)
     """Number of different values (``synthetic``)."""
-    fillers: int = bounded(200, least=1)
+    fillers: int = bounded(200, least=1, most=1_000_000)
     """Number of different filler words (``synthetic``)."""
     paths: list[str] = field(default_factory=list)
     """Files, folders or Hub dataset names to train on (``text``); the flag is ``--data``."""
@@ -118,8 +121,34 @@ class DataSettings:
     """Folder or Hub name of a tokenizer; None means a byte-level BPE trained on ``paths`` and the tasks' words."""
     vocabulary_size: int = 4096
     """Vocabulary size of the tokenizer trained here."""
+    vocabulary_sample: int = bounded(1 << 30, least=1)
+    """Largest text in bytes that this tokenizer is trained on as a whole; of a larger one, shards are drawn, up to so
+    many characters.
+    """
+    vocabulary_seed: int = 0
+    """Seed of that draw."""
+    weights: list[float] = field(default_factory=list)
+    """Share of each of ``paths`` in the text sequences, adding up to 1; needs ``validation``. Empty means that all are
+    one text, in which each has the share of its length.
+    """
+    order: Literal["permutation", "keyed"] = "permutation"
+    """How the blocks of text are shuffled: a stored permutation, which takes 8 bytes per block in each process, or a
+    keyed one, which takes none (``KeyedPermutation``). Both depend only on the seed, and differ from each other.
+    """
+    workers: int | None = bounded(None, least=1)
+    """Processes that tokenize; None means one per core. They change no token."""
     cache: str | None = None
     """Folder for the packed tokens, shared between runs; None means inside the run's own folder."""
+
+
+@dataclass(kw_only=True)
+class MeshSettings:
+    """How the processes of a run divide it: ``replicate`` times ``shard`` of them, each with its own sequences."""
+
+    replicate: int | None = bounded(None, least=1)
+    """Copies of the model; None means as many as the number of processes allows."""
+    shard: int = bounded(1, least=1)
+    """Processes that divide the weights, gradients and optimizer states of one copy between them (FSDP2)."""
 
 
 @dataclass(kw_only=True)
@@ -145,9 +174,17 @@ class TrainingSettings:
     """Weight decay of matrices, including embeddings; norms and λ have none."""
     clip: float = bounded(1.0, above=0)
     """Gradients are clipped to this global norm."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """``auto``: bf16 autocast if the processor has bf16 instructions, else float32."""
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """``auto``: bf16 autocast if the processor has bf16 instructions, else float32. ``float64``, weights included, is
+    for checking one way to compute against another.
+    """
     gradient_checkpointing: bool = False
+    """Recompute each block in the backward pass instead of keeping what it computed."""
+    compile: bool = False
+    """Compile each block with ``torch.compile``; CPUs need a C++ compiler."""
+    mesh: MeshSettings = field(default_factory=MeshSettings)
+    hang_limit: float = bounded(1800.0, above=0)
+    """Seconds after which several processes end if one of them makes no progress, with a message that names it."""
     attn_implementation: Literal["antiphase", "antiphase_triton", "eager"] | None = None
     """Attention function during training; ``antiphase_triton`` uses the fused GPU kernels, and None means
     ``antiphase``. It is not saved with the model.
@@ -160,7 +197,7 @@ class TrainingSettings:
     checkpoint_every: int = bounded(500, least=1)
     device: str = "auto"
     """``auto``: cuda if available, else cpu."""
-    threads: int | None = bounded(None, least=1)
+    threads: int | None = bounded(None, least=1, most=1024)
     """CPU threads of one process; None means torch's default."""
     start_from: str | None = None
     """Folder of a model with this run's sizes, whose weights are the initial weights; None means random weights."""
@@ -275,7 +312,7 @@ def _preset(
         raise InputError(f"with_data in preset '{name}' must map dotted keys to values")
     changes: list[tuple[str, Any]] = []
     if data:
-        changes += [("data.source", "text"), ("data.paths", list(data))]
+        changes += [("data.source", "text"), ("data.paths", list(data)), ("data.weights", [])]
         changes += [(str(key), value) for key, value in with_data.items()]
     if validation:
         changes.append(("data.validation", list(validation)))
@@ -358,6 +395,7 @@ def _check_run(run: RunSettings) -> None:
     training, data, evaluation = run.training, run.data, run.evaluation
     for part in ("model", "training", "data", "evaluation"):
         check_bounds(getattr(run, part), part)
+    check_bounds(training.mesh, "training.mesh")
     for grid in ("needles", "queries", "lengths"):
         values = getattr(evaluation, grid)
         if any(value < 1 for value in values) or len(set(values)) != len(values):
@@ -367,6 +405,7 @@ def _check_run(run: RunSettings) -> None:
             f"training.decay_steps ({training.decay_steps}) must be at least training.steps ({training.steps})"
         )
     _check_shares(run)
+    _check_weights(data)
     for name, listed in (("evaluation.depths", evaluation.depths), ("evaluation.needles", evaluation.needles)):
         if len(set(listed)) != len(listed):
             raise InputError(f"{name} must not repeat a value, got {listed}")
@@ -378,9 +417,13 @@ def _check_run(run: RunSettings) -> None:
             ("gradient_checkpointing", training.gradient_checkpointing),
             ("attn_implementation", training.attn_implementation),
             ("trained", training.trained != "all"),
+            ("compile", training.compile),
+            ("mesh.shard", training.mesh.shard > 1),
         ):
             if given:
                 raise InputError(f"training.{name} needs model.kind=transformer, got {run.model.kind}")
+    if training.trained == "lora" and training.mesh.shard > 1:
+        raise InputError("training.trained=lora cannot divide the weights; remove training.mesh.shard")
     if run.model.dex_steps > training.steps:
         raise InputError(
             f"model.dex_steps ({run.model.dex_steps}) must be at most training.steps ({training.steps}): annealing "
@@ -411,6 +454,27 @@ def _check_shares(run: RunSettings) -> None:
     for name in ("label_share", "repeat_share"):
         if shares[name] and data.source == "synthetic":
             raise InputError(f"data.{name} needs text: give --data")
+
+
+def _check_weights(data: DataSettings) -> None:
+    """Check the weights of a mixture of sources."""
+    weights = data.weights
+    if not weights:
+        return
+    if len(weights) != len(data.paths):
+        raise InputError(
+            f"data.weights must hold one number for each --data: {len(weights)} are given for {len(data.paths)}"
+        )
+    if any(not weight >= SMALLEST_WEIGHT for weight in weights):
+        raise InputError(
+            f"data.weights must be at least {SMALLEST_WEIGHT}, got {weights}; leave out a --data that is not wanted"
+        )
+    if abs(sum(weights) - 1) > 1e-6:
+        raise InputError(f"data.weights must add up to 1, got {weights}, which add up to {sum(weights):.6g}")
+    if not data.validation:
+        raise InputError("data.weights needs held-out text of its own; name it with --validation")
+    if data.long_share is not None:
+        raise InputError("data.weights cannot be used together with data.long_share; leave out one of them")
 
 
 def _check_compare(compare: CompareSettings) -> None:

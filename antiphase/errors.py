@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 DIVERGED = 3
 """Exit code of a command whose training diverged."""
+NO_MEMORY = re.compile(r"can't allocate memory|out of memory|[Ss]torage size calculation overflowed|overflow.* numel|"
+                       r"integer multiplication overflow|Overflow when unpacking long")  # fmt: skip
+"""In torch's errors about tensors that no memory can hold; on a CPU they have no class of their own."""
 
 
 class InputError(ValueError):
@@ -25,6 +30,35 @@ class DivergedError(ArithmeticError):
 
 class Interrupted(Exception):  # noqa: N818 – not a failure: the work can be resumed
     """Ctrl-C or a termination signal stopped the work; finished parts are in a checkpoint."""
+
+
+class _Short(reprlib.Repr):
+    """Representations that a sentence has room for; they are formed no further than they are shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict, self.maxset = 3, 10, 10, 10, 10
+        self.maxstring = self.maxother = self.maxlong = 100
+
+    def repr_int(self, value: int, level: int) -> str:
+        bits = value.bit_length()
+        return super().repr_int(value, level) if bits < 10_000 else f"a number of {bits} bits"  # Python prints no more
+
+    def repr_dict(self, value: dict[Any, Any], level: int) -> str:
+        """In the order of the file, unlike the base class."""
+        if level <= 0:
+            return "{...}"
+        shown = [f"{self.repr1(key, level - 1)}: {self.repr1(value[key], level - 1)}" for key in list(value)[:10]]
+        return "{" + ", ".join([*shown, *(["..."] if len(value) > 10 else [])]) + "}"
+
+
+shown = _Short().repr
+"""``repr`` for messages: the beginning of a value that is long or deep."""
+
+
+def is_lack_of_memory(error: Exception) -> bool:
+    """Whether memory could not be had, by Python, numpy or torch."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(NO_MEMORY.search(str(error))))
 
 
 @contextmanager

@@ -10,9 +10,11 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from antiphase.errors import InputError, nearest
+from antiphase.errors import InputError, nearest, shown
 
 T = TypeVar("T")
+LARGEST = 10**30
+"""Whole numbers are smaller, and a seed may be any of them."""
 OPTIONAL = {"optional": True}
 """Metadata of a dataclass field that a record leaves out where it is None."""
 
@@ -66,7 +68,7 @@ def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T
     that cannot be None.
     """
     if not isinstance(tree, Mapping):
-        raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {tree!r}")
+        raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {shown(tree)}")
     hints, fields = _fields(typing.cast(Any, kind))  # a type is hashable, which mypy denies
     values = {}
     for key, value in tree.items():
@@ -108,15 +110,15 @@ def _coerce(hint: Any, value: Any, path: str, *, strict: bool = True) -> Any:
         return _coerce(inner, value, path, strict=strict)
     if origin is Literal:
         if value not in arguments:
-            raise InputError(f"{path} must be one of {', '.join(map(str, arguments))}, got {value!r}")
+            raise InputError(f"{path} must be one of {', '.join(map(str, arguments))}, got {shown(value)}")
         return value
     if origin is list:
         if not isinstance(value, list):
-            raise InputError(f"{path} must be a list, for example {path}=[1,2]; got {value!r}")
+            raise InputError(f"{path} must be a list, for example {path}=[1,2]; got {shown(value)}")
         return [_coerce(arguments[0], item, f"{path}[{index}]", strict=strict) for index, item in enumerate(value)]
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise InputError(f"{path} must be a mapping, got {value!r}")
+            raise InputError(f"{path} must be a mapping, got {shown(value)}")
         return {str(key): _coerce(arguments[1], item, f"{path}.{key}", strict=strict) for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, path, strict=strict)
@@ -126,13 +128,15 @@ def _coerce(hint: Any, value: Any, path: str, *, strict: bool = True) -> Any:
         except (ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise InputError(f"{path} must be a number, got {value!r}")
+            raise InputError(f"{path} must be a number, got {shown(value)}")
         return number
     if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return str(value)
+        return shown(value) if isinstance(value, int) else str(value)
+    if hint is int and isinstance(value, int) and not isinstance(value, bool) and abs(value) >= LARGEST:
+        raise InputError(f"{path} must have at most 30 digits, got {shown(value)}")
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise InputError(f"{path} must be {words.get(hint, hint)}, got {value!r}")
+        raise InputError(f"{path} must be {words.get(hint, hint)}, got {shown(value)}")
     return value
 
 

@@ -32,6 +32,7 @@ from antiphase.studies.jobs import Job, run_jobs
 from antiphase.studies.runs import run_of
 from antiphase.studies.tune.measure import gradient_spikes
 from antiphase.training.run_folder import read_metrics
+from antiphase.typed import build
 
 STUDIES = Path(__file__).with_suffix(".yaml")
 RECORDS = Path("docs/records/evidence")
@@ -119,14 +120,15 @@ def reusable(settings: RunSettings) -> dict[str, Any] | None:
     wanted = _identity(finite(asdict(settings)))
     for path in sorted(RECORDS.glob("*/*.json")):
         kept = json.loads(path.read_text("utf-8"))
-        if _identity(kept["settings"]) == wanted:
+        known = build(RunSettings, kept["settings"], strict=False)  # settings that are newer have their defaults
+        if _identity(finite(asdict(known))) == wanted:
             return kept
     return None
 
 
 def _identity(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that determine a run's results."""
-    data = {name: value for name, value in settings["data"].items() if name != "cache"}
+    data = {name: value for name, value in settings["data"].items() if name not in ("cache", "workers")}
     return {"model": settings["model"], "data": data, "training": settings["training"]}
 
 

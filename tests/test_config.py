@@ -235,6 +235,25 @@ def test_rows_by_share_are_whole_and_near_what_was_asked_for(batch, drawn):
     assert all(abs(rows[name] - share * batch) < 1 + 1e-6 for name, share in shares.items())
 
 
+@pytest.mark.parametrize(("weights", "more", "words"), [
+    ("[0.7,0.2]", [], "must add up to 1, got .*which add up to 0.9"), ("[1.2,-0.2]", [], "must be at least 0.0001"),
+    ("[1.0,0.0]", [], "leave out a --data"), ("[1.0]", [], "one number for each --data: 1 are given for 2"),
+    ("[0.5,0.5]", ["data.validation=[]"], "name it with --validation"), ("[.nan,1]", [], "must be a number"),
+    ("[0.5,0.5]", ["data.long_share=0.5"], "cannot be used together with data.long_share"), ("0.5", [], "a list"),
+])  # fmt: skip
+def test_weights_of_a_mixture_that_make_no_sense_are_refused(weights, more, words):
+    with pytest.raises(InputError, match=rf"data\.weights.*{words}"):
+        load_preset("half-hour", [f"data.weights={weights}", *more], data=["a", "b"], validation=["c"])
+
+
+def test_other_text_has_no_weights_of_the_text_before(tmp_path):
+    given = load_preset("half-hour", ["data.weights=[0.25,0.75]"], data=["a", "b"], validation=["c"])
+    assert given.run.data.weights == [0.25, 0.75]
+    (tmp_path / "run.yaml").write_text(to_yaml(given.run))
+    assert load_preset(str(tmp_path / "run.yaml")).run.data.weights == [0.25, 0.75]
+    assert load_preset(str(tmp_path / "run.yaml"), data=["d"]).run.data.weights == []
+
+
 @pytest.mark.parametrize(("batch", "shares", "rows"), [
     (56, (0.5, 0.1, 0.25), [28, 6, 14, 8]), (64, (0.7,), [45, 19]), (16, (0.25, 0.0, 0.0), [4, 0, 0, 12]),
     (4, (0.5, 0.15, 0.25), [2, 1, 1, 0]), (3, (0.5, 0.25, 0.25), [1, 1, 1, 0]),

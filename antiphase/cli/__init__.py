@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from antiphase.cli import (
     tools,
 )
 from antiphase.cli.groups import late_group
-from antiphase.errors import DIVERGED, DivergedError, InputError, Interrupted
+from antiphase.errors import DIVERGED, DivergedError, InputError, Interrupted, is_lack_of_memory
 
 COMMANDS: tuple[str | Callable[..., None], ...] = (
     "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations",
@@ -85,9 +86,12 @@ ROOM = "make room, then repeat the command, with --resume where it has one"
 REMEDIES = {
     errno.ENOSPC: ROOM, errno.EDQUOT: ROOM, errno.EFBIG: ROOM, errno.ENAMETOOLONG: "give a shorter name",
     errno.EACCES: "check its permissions", errno.EPERM: "check its permissions", errno.EROFS: "choose another place",
-    errno.EISDIR: "move the folder away",
+    errno.EISDIR: "move the folder away", errno.ENOTDIR: "choose another place", errno.ELOOP: "choose another place",
+    errno.EIO: "check the disk, then repeat the command, with --resume where it has one",
+    errno.EMFILE: "raise the limit of open files (ulimit -n)", errno.ENFILE: "close other programs",
+    errno.ENOMEM: "free memory, or lower data.workers, then repeat the command; finished parts are kept",
 }  # fmt: skip
-"""What to do about errors of the file system that any file, read or written, may meet."""
+"""What to do about errors of the system that any file, read or written, may meet."""
 
 
 def main() -> None:
@@ -109,6 +113,12 @@ def main() -> None:
             raise
         file, verb = str(error.filename or "a file"), "written" if REMEDIES[error.errno] == ROOM else "used"
         _fail(f"{file[:200]} cannot be {verb} ({error.strerror}); {REMEDIES[error.errno]}", 2)
+    except (RuntimeError, MemoryError) as error:
+        if not is_lack_of_memory(error):
+            raise
+        wanted = re.search(r"allocate ([\d.]+ ?\w+)", str(error))
+        much = f" (for one part alone {wanted[1]})" if wanted else ""
+        _fail(f"the work needs more memory than there is{much}; choose smaller sizes or batches", 2)
     except USAGE_ERROR as error:
         _fail_usage(error)
     if code == 130:  # Ctrl-C while there was nothing that a checkpoint could save
@@ -116,10 +126,16 @@ def main() -> None:
     sys.exit(code or 0)
 
 
+LONGEST, END = 280, 80
+"""Characters of a message, and of those at its end, which say what to do."""
+
+
 def _fail(message: str, code: int) -> NoReturn:
     shown = "".join(
         letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(message.splitlines())
     )
+    if len(shown) > LONGEST:
+        shown = f"{shown[: LONGEST - END - 3]} … {shown[-END:]}"
     sys.stderr.write(f"antiphase: {shown}\n")
     sys.exit(code)
 

@@ -74,6 +74,13 @@ def command(measurement: Measurement) -> Callable[..., None]:
     """The command of a folder."""
 
     def run(settings: Any, *, output: Path | None, resume: bool, as_json: bool) -> None:
+        from antiphase.folders.ownership import unfinished
+
+        is_new = settings.folder != "resumable"
+        with unfinished(output) if is_new and output is not None else nullcontext():
+            written(settings, output=output, resume=resume, as_json=as_json)
+
+    def written(settings: Any, *, output: Path | None, resume: bool, as_json: bool) -> None:
         from antiphase.report.terminal import print_summary
 
         how = {"resume": resume, "as_json": as_json}

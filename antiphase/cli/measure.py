@@ -42,26 +42,24 @@ def benchmark(
     from antiphase.benchmarks.calibration import benchmark_calibration
     from antiphase.benchmarks.model import benchmark_model
     from antiphase.errors import InputError
-    from antiphase.folders.ownership import check_empty, make_folder
+    from antiphase.folders.ownership import unfinished
     from antiphase.ops.api import why_no_kernels
     from antiphase.training.device import choose_device
 
-    check_empty(output)
     console = make_console(as_json=as_json)
     options: dict[str, Any] = {"quick": quick, "seed": seed, "say": sayer(console)}
-    chosen = str(choose_device(device))
-    if subject == Benchmark.calibration:
-        if chosen != "cpu":
-            raise InputError(f"--device {device}: calibration is timed on CPUs only; use --device cpu")
-        make_folder(output)
-        record = benchmark_calibration(**options)
-    else:
-        if chosen != "cpu" and not chosen.startswith("cuda"):
-            raise InputError(f"--device {device}: benchmarks run on CUDA devices or on cpu")
-        if chosen != "cpu" and (reason := why_no_kernels(torch.device(chosen))) is not None:
-            raise InputError(f"--device {device}: {reason}; use --device cpu")
-        make_folder(output)
-        timed = benchmark_attention if subject == Benchmark.attention else benchmark_model
-        record = timed(**options, device=chosen)
-    record.save(output)
-    finish(console, record, output, as_json=as_json)
+    with unfinished(output):
+        chosen = str(choose_device(device))
+        if subject == Benchmark.calibration:
+            if chosen != "cpu":
+                raise InputError(f"--device {device}: calibration is timed on CPUs only; use --device cpu")
+            record = benchmark_calibration(**options)
+        else:
+            if chosen != "cpu" and not chosen.startswith("cuda"):
+                raise InputError(f"--device {device}: benchmarks run on CUDA devices or on cpu")
+            if chosen != "cpu" and (reason := why_no_kernels(torch.device(chosen))) is not None:
+                raise InputError(f"--device {device}: {reason}; use --device cpu")
+            timed = benchmark_attention if subject == Benchmark.attention else benchmark_model
+            record = timed(**options, device=chosen)
+        record.save(output)
+        finish(console, record, output, as_json=as_json)

@@ -26,6 +26,7 @@ from antiphase.data.files import (
     parquet_rows,
     sources,
 )
+from antiphase.data.parts import Part, whole_parts
 from antiphase.errors import InputError
 from antiphase.reading.files import reading, whole_text
 
@@ -76,41 +77,82 @@ def fingerprint(paths: Sequence[str], text_field: str | None = None, *, flag: st
     return total.hexdigest()
 
 
-def _documents(sources: Iterable[Files | HubDataset], text_field: str | None, flag: str) -> Iterator[str]:
+def _documents(sources: Sequence[Files | HubDataset], text_field: str | None, flag: str) -> Iterator[str]:
     for source in sources:
         found = False
-        for text in _texts(source, text_field, flag):
+        for text in texts_of(whole_parts(source), text_field, flag):
+            found = True
+            yield text
+        if not found:
+            raise empty(source, flag)
+
+
+def empty(source: Files | HubDataset, flag: str) -> InputError:
+    """The error for a source without text."""
+    return InputError(f"{flag} {source.given}: every document in it is empty; give one that holds text")
+
+
+def texts_of(parts: Iterable[Part], text_field: str | None = None, flag: str = "--data") -> Iterator[str]:
+    """The documents of some parts of a corpus, without empty ones; the first may be the rest of one.
+
+    Raises:
+        InputError: a table cannot be read or has no text at all, which tells of a failed download.
+    """
+    for part in parts:
+        found = False
+        for text in _texts(part, text_field, flag):
             if text.strip():
                 found = True
                 yield text
-        if not found:
-            raise InputError(f"{flag} {source.given}: every document in it is empty; give one that holds text")
+        if not found and part.end is None and isinstance(part.place, Path) and kind_of(part.place) != ".txt":
+            raise InputError(f"{flag} {part.place}: every document in it is empty; write it again, or remove it")
 
 
-def _texts(source: Files | HubDataset, text_field: str | None, flag: str) -> Iterator[str]:
-    if isinstance(source, HubDataset):
-        yield from _of_column(hub_rows(source, flag), text_field)
+def check_columns(sources: Iterable[Files | HubDataset], text_field: str | None, flag: str) -> None:
+    """Read the first row of every table, so that a missing column is found before hours of tokenization.
+
+    Raises:
+        InputError: a table has no column of text, or cannot be read.
+    """
+    for source in sources:
+        for part in whole_parts(source):
+            if isinstance(part.place, HubDataset) or kind_of(part.place) != ".txt":
+                next(_texts(part, text_field, flag), None)
+
+
+def _texts(part: Part, text_field: str | None, flag: str) -> Iterator[str]:
+    place = part.place
+    if isinstance(place, HubDataset):
+        rows = hub_rows(place, flag, part=None if part.end is None else part.start)
+        yield from _of_column(rows, text_field)
         return
-    for _, path in source.entries:
-        kind = kind_of(path)
-        if kind == ".parquet":
-            yield from _parquet_texts(path, text_field, flag)
-        elif kind == ".jsonl":
-            yield from _of_column(json_rows(path, flag), text_field)
-        elif kind in DELIMITERS:
-            yield from _csv_texts(path, DELIMITERS[kind], text_field, flag)
-        else:
-            yield whole_text(path, flag)
+    kind = kind_of(place)
+    if kind == ".parquet":
+        yield from _parquet_texts(part, place, text_field, flag)
+    elif kind == ".jsonl":
+        rows = json_rows(place, flag, start=part.start, end=part.end, first=part.line)
+        first = next(json_rows(place, flag), None) if part.start else None
+        yield from _of_column(rows, text_field, first)
+    elif kind in DELIMITERS:
+        yield from _csv_texts(place, DELIMITERS[kind], text_field, flag)
+    else:
+        yield whole_text(place, flag, start=part.start, end=part.end)
 
 
-def _of_column(rows: Iterable[tuple[str, dict[str, Any]]], text_field: str | None) -> Iterator[str]:
-    """The texts of rows; the first row determines the column."""
-    column = None
+def _of_column(
+    rows: Iterable[tuple[str, dict[str, Any]]], text_field: str | None, first: tuple[str, dict[str, Any]] | None = None
+) -> Iterator[str]:
+    """The texts of rows; the first row determines the column, or that of the file if these are not its first."""
+    column = None if first is None else _column_of_row(*first, text_field)
     for place, row in rows:
         if column is None:
-            strings = [name for name, value in row.items() if isinstance(value, str)]
-            column = _column(list(row), strings, text_field, place)
+            column = _column_of_row(place, row, text_field)
         yield _cell(row, column, place)
+
+
+def _column_of_row(place: str, row: dict[str, Any], text_field: str | None) -> str:
+    strings = [name for name, value in row.items() if isinstance(value, str)]
+    return _column(list(row), strings, text_field, place)
 
 
 def _csv_texts(path: Path, delimiter: str, text_field: str | None, flag: str) -> Iterator[str]:
@@ -135,10 +177,11 @@ def _is_number(value: str) -> bool:
     return True
 
 
-def _parquet_texts(path: Path, text_field: str | None, flag: str) -> Iterator[str]:
-    for place, row in parquet_rows(
-        path, flag, lambda names, strings: [_column(names, strings, text_field, f"{flag} {path}")]
-    ):
+def _parquet_texts(part: Part, path: Path, text_field: str | None, flag: str) -> Iterator[str]:
+    def choose(names: list[str], strings: list[str]) -> list[str]:
+        return [_column(names, strings, text_field, f"{flag} {path}")]
+
+    for place, row in parquet_rows(path, flag, choose, start=part.start, end=part.end):
         (column,) = row
         yield _cell(row, column, place)
 

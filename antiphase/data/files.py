@@ -18,6 +18,7 @@ import csv
 import logging
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,6 +117,8 @@ def _folder(given: str, folder: Path, flag: str) -> Files:
                 raise InputError(f"{flag} {path}: the link leads nowhere; repair or remove it")
             if kind_of(path) is None or not path.is_file():
                 skipped.append(path.relative_to(folder).as_posix())
+            elif path.stat().st_size == 0 and kind_of(path) != ".txt":
+                raise InputError(f"{flag} {path}: the file is empty; write it again, or remove it from the folder")
             elif path.stat().st_size > 0:
                 entries.append((path.relative_to(folder).as_posix(), path))
     if not entries:
@@ -142,9 +145,11 @@ def kind_of(path: Path) -> str | None:
 # ------------------------------------------------------------------------------------------ reading
 
 
-def json_rows(path: Path, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place (``--data FILE, line 3``) and object of each line that is not empty."""
-    for number, line in enumerate(lines(path, flag), start=1):
+def json_rows(
+    path: Path, flag: str, *, start: int = 0, end: int | None = None, first: int = 1
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place (``--data FILE, line 3``) and object of each line that is not empty; other arguments as for ``lines``."""
+    for number, line in enumerate(lines(path, flag, start=start, end=end, first=first), start=first):
         if not line.strip():
             continue
         place = f"{flag} {path}, line {number}"
@@ -192,19 +197,42 @@ def csv_rows(
 
 
 def parquet_rows(
-    path: Path, flag: str, choose: Callable[[list[str], list[str]], list[str]] = lambda names, strings: names
+    path: Path,
+    flag: str,
+    choose: Callable[[list[str], list[str]], list[str]] = lambda names, strings: names,
+    *,
+    start: int = 0,
+    end: int | None = None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place and row of each; ``choose`` gets all columns and those of strings, and returns the columns to read."""
+    """Place and row of each; ``choose`` gets all columns and those of strings, and returns the columns to read.
+
+    Args:
+        start, end: the row groups to read.
+    """
+    with _parquet_file(path, flag) as file:
+        schema = file.schema_arrow
+        columns = choose(schema.names, [field.name for field in schema if _is_string(field.type)])
+        groups = range(file.num_row_groups)[start:end]
+        for batch in file.iter_batches(batch_size=256, columns=columns, row_groups=groups):
+            for row in batch.to_pylist():
+                yield f"{flag} {path}", row
+
+
+def parquet_groups(path: Path, flag: str) -> list[int]:
+    """Size in bytes of each row group, unpacked."""
+    with _parquet_file(path, flag) as file:
+        return [file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups)]
+
+
+@contextmanager
+def _parquet_file(path: Path, flag: str) -> Iterator[Any]:
+    """The opened file; errors of its format are input errors that name it."""
     import pyarrow
     import pyarrow.parquet
 
-    try:
-        with reading(path, flag), pyarrow.parquet.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            columns = choose(schema.names, [field.name for field in schema if _is_string(field.type)])
-            for batch in file.iter_batches(batch_size=256, columns=columns):
-                for row in batch.to_pylist():
-                    yield f"{flag} {path}", row
+    try:  # a buffer for all row groups would hold the whole file in memory
+        with reading(path, flag), pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
+            yield file
     except pyarrow.ArrowException as error:
         reason = one_line(str(error))
         raise InputError(f"{flag} {path}: this is not a whole Parquet file ({reason}); write it again") from None
@@ -243,8 +271,8 @@ def _hub_errors(source: HubDataset, flag: str) -> Iterator[None]:
             f"{place}: there is no such file or folder, and the Hugging Face Hub could not be reached for a "
             "dataset of that name; check the path or the connection"
         ) from None
-    except (DatasetsError, ValueError, OSError, RuntimeError) as error:
-        # unknown configuration or split, loading script, unknown file format: the message of datasets says which
+    except (DatasetsError, ValueError, OSError, RuntimeError, EOFError, zlib.error) as error:
+        # unknown configuration or split, loading script, unknown format, a file that ends early: the message says which
         reason = one_line(str(error))
         raise InputError(f"{place}: the dataset cannot be read ({reason}); name it owner/name:config@split") from None
 
@@ -258,11 +286,23 @@ def hub_revision(source: HubDataset, flag: str) -> str:
         return f"{builder.hash} {builder.config.name}"
 
 
-def hub_rows(source: HubDataset, flag: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place and content of each row."""
-    import datasets
-
+def hub_rows(source: HubDataset, flag: str, *, part: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Place and content of each row, of all files of the dataset or of file ``part``."""
     with _hub_errors(source, flag):
-        rows = datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)
+        rows = _hub_stream(source)
+        if part is not None:
+            rows = rows.shard(num_shards=rows.num_shards, index=part)
         for row in rows:
             yield f"{flag} {source.given}", row
+
+
+def hub_parts(source: HubDataset, flag: str) -> int:
+    """Number of files of the dataset, in the order in which its rows come."""
+    with _hub_errors(source, flag):
+        return int(_hub_stream(source).num_shards)
+
+
+def _hub_stream(source: HubDataset) -> Any:
+    import datasets
+
+    return datasets.load_dataset(source.name, source.config, split=source.split, streaming=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import mmap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,20 +16,16 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from antiphase.data.corpora import documents, fingerprint
-from antiphase.data.tokenization import end_token, pieces
+from antiphase.data.corpora import fingerprint
+from antiphase.data.files import sources
+from antiphase.data.token_files import Corpus, file_digest, write_tokens
+from antiphase.data.tokenization import end_token
 from antiphase.errors import InputError
-from antiphase.records import PACKAGES, environment, write_atomically, writing
+from antiphase.records import PACKAGES, environment, write_atomically
 
 FORMAT = 1
-PIECE = 1 << 15
-"""Number of characters per piece of a document, the unit of work of the tokenizer's threads."""
-BATCH = 1 << 20
-"""Number of characters tokenized in one call; bounds memory."""
 BLOCKS_AT_ONCE = 1 << 12
 """Number of blocks searched at a time."""
-WINDOW = 64
-"""Number of characters on either side of a cut that must tokenize equally with and without it."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +39,8 @@ class PackedTokens:
     """The option with which the text was given, for messages."""
     content: str = ""
     """Digest of the corpus and the tokenizer."""
+    ends: tuple[int, ...] = ()
+    """Number of tokens up to the end of each source; of a part of the text, still those of the whole text."""
 
     def __len__(self) -> int:
         """Number of complete blocks."""
@@ -55,6 +52,22 @@ class PackedTokens:
             raise IndexError(f"block {index} of {len(self)}")
         start = index * self.sequence_length
         return torch.from_numpy(self.tokens[start : start + self.sequence_length].astype(np.int64))
+
+    def blocks_of(self, source: int) -> range:
+        """Indices of the blocks that lie entirely in a source."""
+        start = 0 if source == 0 else self.ends[source - 1]
+        return range(-(-start // self.sequence_length), self.ends[source] // self.sequence_length)
+
+    def release(self) -> None:
+        """Drop the pages of the mapped file that were read from this process; they remain in the system's cache.
+
+        Otherwise they would count as memory of the process, until it has read as much as the whole file.
+        """
+        base: Any = self.tokens
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # Windows has no such call
+            base.madvise(mmap.MADV_DONTNEED)
 
     def without(self, token: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Indices of the blocks without ``token``; for the end token, these are blocks from inside one document."""
@@ -96,21 +109,26 @@ def pack(
     cache: Path,
     text_field: str | None = None,
     flag: str = "--data",
+    workers: int | None = None,
     progress: Callable[[int], None] | None = None,
+    say: Callable[[str], None] = lambda message: None,
 ) -> PackedTokens:
     """Tokenize a corpus into ``cache``, unless it is there already, and memory-map it.
 
     The cached file depends on the content of the corpus and on the tokenizer, not on ``sequence_length``. Its SHA-256
     is stored in the sidecar file and checked at each call, at 1 to 2 GB/s; changed files are written again. Processes
-    that pack the same corpus at the same time wait for the first one. The tokens are those of whole documents, encoded
-    without the special tokens that the tokenizer would add; special tokens written in a text are kept as such (files
-    use ``<|endoftext|>`` to separate documents).
+    that pack the same corpus at the same time wait for the first one. A corpus of several shards (``parts``) is
+    tokenized by several processes; after a kill, finished shards are used again. The tokens are those of whole
+    documents, encoded without the special tokens that the tokenizer would add; special tokens written in a text are
+    kept as such (files use ``<|endoftext|>`` to separate documents).
 
     Args:
         paths, text_field, flag: as for ``documents``.
         sequence_length: number of tokens in a block.
         cache: folder, created if missing: ``KEY.tokens`` (little-endian ids) with ``KEY.json``.
+        workers: number of processes that tokenize; None means one per core. It changes no token.
         progress: called with the number of tokens written since the last call; not called for a cached corpus.
+        say: called with messages on progress and the time left.
 
     Raises:
         InputError: as for ``documents``, or there is less than one block of text, or the tokenizer cannot be used.
@@ -125,11 +143,13 @@ def pack(
     cache.mkdir(parents=True, exist_ok=True)
     data, sidecar = cache / f"{name}.tokens", cache / f"{name}.json"
     with FileLock(cache / f".{name}.lock"):
-        if not _is_whole(data, sidecar, kind):
-            texts = documents(paths, text_field=text_field, flag=flag)
-            counts = _write(data, texts, backend, end=end, kind=kind, progress=progress or (lambda tokens: None))
+        ends = _ends(data, sidecar, kind, len(paths))
+        if ends is None:
+            corpus = Corpus(tuple(sources(paths, flag)), backend.to_str(), end, kind.name, text_field, flag)
+            counts = write_tokens(data, corpus, workers=workers, progress=progress or (lambda tokens: None), say=say)
+            ends = tuple(counts["ends"])
             versions = {package: version for package, version in environment().items() if package in PACKAGES}
-            tree = {**identity, **counts, "sha256": _file_digest(data), "dtype": kind.name, "versions": versions}
+            tree = {**identity, **counts, "sha256": file_digest(data), "dtype": kind.name, "versions": versions}
             # written last, because tokens without their sidecar do not count
             write_atomically(sidecar, (json.dumps(tree, indent=1) + "\n").encode())
     tokens: np.ndarray[Any, np.dtype[Any]] = np.empty(0, dtype=kind)  # an empty file cannot be mapped
@@ -140,7 +160,7 @@ def pack(
             f"{flag} holds {len(tokens)} tokens, less than one block of data.sequence_length={sequence_length}; "
             "give more text or a smaller data.sequence_length"
         )
-    return PackedTokens(tokens, sequence_length, flag, content=name)
+    return PackedTokens(tokens, sequence_length, flag, content=name, ends=ends)
 
 
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, int, int]:
@@ -167,84 +187,19 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _file_digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _ends(data: Path, sidecar: Path, kind: np.dtype[Any], sources: int) -> tuple[int, ...] | None:
+    """The end of each source in the tokens, if the files are complete and unchanged: the sidecar, which is written
+    last, has their size and digest.
 
-
-def _is_whole(data: Path, sidecar: Path, kind: np.dtype[Any]) -> bool:
-    """Whether the files are complete and unchanged: the sidecar, which is written last, has their size and digest.
-
-    A sidecar of an older version has only the size, so its tokens are written again.
+    A sidecar of an older version has only the size, or no ends of several sources, so its tokens are written again.
     """
     if not (data.is_file() and sidecar.is_file()):
-        return False
+        return None
     try:
         tree = json.loads(sidecar.read_text(encoding="utf-8"))
-        size, dtype, digest = tree["tokens"] * kind.itemsize, tree["dtype"], tree["sha256"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return False
-    return dtype == kind.name and data.stat().st_size == size and digest == _file_digest(data)
-
-
-def _write(
-    data: Path,
-    texts: Iterable[str],
-    backend: Tokenizer,
-    *,
-    end: int,
-    kind: np.dtype[Any],
-    progress: Callable[[int], None],
-) -> dict[str, int]:
-    """Write the ids of ``texts`` to ``data`` atomically; the caller holds the lock."""
-    temporary = data.with_name(f".{data.name}.tmp")
-    total = count = 0
-    try:
-        with writing(data), open(temporary, "wb") as file:
-            for batch in batches(texts, backend):
-                written = _write_batch(file, batch, backend, end=end, kind=kind, first=count == 0)
-                count += sum(starts for _, starts in batch)
-                total += written
-                progress(written)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(data)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return {"tokens": total, "documents": count}
-
-
-def batches(texts: Iterable[str], backend: Tokenizer) -> Iterator[list[tuple[str, bool]]]:
-    """Lists of (piece, whether it starts a document), of about ``BATCH`` characters."""
-
-    def unchanged(text: str, position: int) -> bool:
-        left, right = text[max(position - WINDOW, 0) : position], text[position : position + WINDOW]
-        whole, *parts = backend.encode_batch_fast([left + right, left, right], add_special_tokens=False)
-        return bool(whole.ids == list(chain.from_iterable(part.ids for part in parts)))
-
-    batch: list[tuple[str, bool]] = []
-    size = 0
-    for text in texts:
-        for number, piece in enumerate(pieces(text, PIECE, unchanged)):
-            batch.append((piece, number == 0))
-            size += len(piece)
-            if size >= BATCH:
-                yield batch
-                batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _write_batch(
-    file: IO[bytes], batch: list[tuple[str, bool]], backend: Tokenizer, *, end: int, kind: np.dtype[Any], first: bool
-) -> int:
-    """Append a batch's ids, with ``end`` before each document except the corpus's first; return their number."""
-    encodings = backend.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
-    ids: list[int] = []
-    for (_, starts), encoding in zip(batch, encodings, strict=True):
-        if starts and not first:
-            ids.append(end)
-        first = False
-        ids.extend(encoding.ids)
-    file.write(np.array(ids, dtype=kind).tobytes())
-    return len(ids)
+        count, dtype, digest = tree["tokens"], tree["dtype"], tree["sha256"]
+        ends = tuple(map(int, tree.get("ends", [count])))
+        same = dtype == kind.name and data.stat().st_size == count * kind.itemsize and len(ends) == sources
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return ends if same and digest == file_digest(data) else None

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 
 import torch
@@ -17,26 +14,16 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.config import DataSettings
-from antiphase.data.corpora import documents, fingerprint
 from antiphase.data.label_mapping import LabelMapping, label_page
 from antiphase.data.packing import PackedTokens, pack
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage, needle_page, question
 from antiphase.data.streams import Batch, Stream, SyntheticStream, TextStream
-from antiphase.data.tokenization import end_token, train_tokenizer
+from antiphase.data.tokenization import end_token
+from antiphase.data.vocabulary import tokenizer_for
 from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
-from antiphase.reading.models import load_tokenizer
-from antiphase.records import writing
 
 Progress = Callable[[str], None]
-
-DIGEST = "sha256"
-"""File in a cached tokenizer's folder with the digest of the others."""
-
-SMALLEST_TEXT_SHARE, SMALLEST_TASK_SHARE = 0.1, 0.25
-"""Smallest shares of the text and of each task in the tokenizer's training data."""
-NEEDLE_DIGITS = 2
-"""Number of digits per token if numbers are retrieved: single digits would be repeated all over a context."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +61,8 @@ class PreparedData:
             repeat_share=settings.repeat_share,
             long_share=settings.long_share,
             end=end_token(self.tokenizer),
+            weights=settings.weights,
+            order=settings.order,
         )
 
     def _words(self) -> Tensor:
@@ -130,7 +119,7 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
     else:
         _check_held_out(settings.paths, settings.validation)
         cache = Path(settings.cache) if settings.cache else cache
-        tokenizer = _tokenizer(settings, cache, progress)
+        tokenizer = tokenizer_for(settings, cache, progress)
         progress("packing the text into tokens")
 
         def packed(paths: list[str], flag: str) -> PackedTokens:
@@ -141,6 +130,8 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
                 text_field=settings.text_field,
                 cache=cache,
                 flag=flag,
+                workers=settings.workers,
+                say=progress,
             )
 
         training = packed(settings.paths, "--data")
@@ -149,8 +140,8 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
         else:
             training, validation = training.split(settings.validation_share)
         data = PreparedData(settings, tokenizer, training, validation)
-        if settings.long_share is not None:
-            data.stream(batch_size=1, seed=0)  # raises an error for text without long documents before training starts
+        if settings.long_share is not None or settings.weights:
+            data.stream(batch_size=1, seed=0)  # raises an error for text that is too short before training starts
     check_task(data.task())
     if settings.asked_together > 1:
         check_task(data._task(data.training_text, together=settings.asked_together))
@@ -201,75 +192,6 @@ def _check_held_out(paths: list[str], validation: list[str]) -> None:
                     f"--validation {held_out} overlaps with --data {path}: text that is trained on is not held out; "
                     "give other text, or omit --validation to hold out a share"
                 )
-
-
-def _tokenizer(settings: DataSettings, cache: Path, progress: Progress) -> PreTrainedTokenizerBase:
-    """An existing tokenizer, or a BPE trained on the training text and cached by content."""
-    if settings.tokenizer:
-        return load_tokenizer(settings.tokenizer)
-    content = fingerprint(settings.paths, settings.text_field)
-    digits = NEEDLE_DIGITS if settings.needle_share else 1
-    what = json.dumps([content, settings.vocabulary_size, digits, *_task_shares(settings).items()])
-    folder = cache / f"tokenizer-{hashlib.sha256(what.encode()).hexdigest()[:16]}"
-    if not _is_unchanged(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        progress(f"training a tokenizer of {settings.vocabulary_size} entries")
-        tokenizer = train_tokenizer(_tokenizer_texts(settings), settings.vocabulary_size, digits=digits)
-        _save_beside(tokenizer, folder)
-    return load_tokenizer(str(folder))
-
-
-def _tokenizer_texts(settings: DataSettings) -> Iterator[str]:
-    """The training text mixed with the tasks' wording, with at least the shares that they have in a batch.
-
-    Otherwise, words that are rare in the text have several tokens, which increases the distance between keys and
-    values.
-    """
-    text_share = max(1 - settings.needle_share - settings.label_share, SMALLEST_TEXT_SHARE)
-    wanted = _task_shares(settings)
-    read = 0
-    written = dict.fromkeys(wanted, 0)
-    for document in documents(settings.paths, text_field=settings.text_field):
-        yield document
-        read += len(document)
-        for page, share in wanted.items():
-            pages = round(read * share / text_share / len(page)) - written[page]
-            yield from repeat(page, pages)
-            written[page] += pages
-
-
-def _task_shares(settings: DataSettings) -> dict[str, float]:
-    """A page of each task in a batch, with the task's share of the tokenizer's training data."""
-    pages = {needle_page(): settings.needle_share, label_page(): settings.label_share}
-    return {page: max(share, SMALLEST_TASK_SHARE) for page, share in pages.items() if share}
-
-
-def _save_beside(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Save the tokenizer atomically, together with its digest, so that an interruption leaves no partial tokenizer."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
-        with writing(folder):
-            tokenizer.save_pretrained(temporary)
-            (temporary / DIGEST).write_text(f"{_digest(temporary)}\n", encoding="utf-8")
-            temporary.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # another process may have been faster
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _is_unchanged(folder: Path) -> bool:
-    """Whether a cached tokenizer exists and is unchanged; older ones have no digest."""
-    kept = folder / DIGEST
-    return folder.is_dir() and (not kept.is_file() or kept.read_bytes().strip() == _digest(folder).encode())
-
-
-def _digest(folder: Path) -> str:
-    """SHA-256 of the files of a tokenizer."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != DIGEST)
-    content = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def symbols(settings: DataSettings) -> SymbolLanguage:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
+import numpy
 import torch
 from torch import Tensor
 
-from antiphase.config import rows_by_share
+from antiphase.config import SMALLEST_WEIGHT, rows_by_share
 from antiphase.data.label_mapping import LabelMapping
 from antiphase.data.packing import PackedTokens
 from antiphase.data.retrieval import IGNORED_LABEL, RetrievalTask, SymbolLanguage
 from antiphase.errors import InputError
-from antiphase.randomness import keyed_generator
+from antiphase.randomness import KeyedPermutation, keyed_generator
 
 SHORTEST_PERIOD = 4
 """Shortest period, in tokens, of a repeated random sequence."""
@@ -62,7 +64,7 @@ class TextStream:
     """Shuffled blocks of packed text, with shares of retrieval sequences, in-context labels and repeated tokens.
 
     With a long share, that part of the text rows comes from blocks inside one document and the rest from all others;
-    both kinds are shuffled and repeated separately.
+    both kinds are shuffled and repeated separately. With weights, each source has its share of the text rows.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class TextStream:
         repeat_share: float = 0.0,
         long_share: float | None = None,
         end: int | None = None,
+        weights: Sequence[float] = (),
+        order: Literal["permutation", "keyed"] = "permutation",
     ) -> None:
         """
         Args:
@@ -86,30 +90,23 @@ class TextStream:
             words: token ids from which the sequences of ``repeat_share`` are drawn.
             long_share: share of the text rows from inside one document; None means no distinction.
             end: the token between documents; required with ``long_share``.
+            weights: share of each source of ``packed`` in the text rows; none means that all are one text.
+            order: how blocks are shuffled, as ``data.order``.
 
         Raises:
-            InputError: no document is as long as a sequence.
+            InputError: no document is as long as a sequence, or a source of a mixture is shorter.
         """
         self.packed, self.task, self.key, self.labels, self.words = packed, task, key, labels, words
         shares = {"needle_share": needle_share, "label_share": label_share, "repeat_share": repeat_share}
         self.needle_rows, self.label_rows, self.repeat_rows, self.text_rows = rows_by_share(batch_size, shares).values()
-        every = torch.arange(len(packed))
-        if long_share is None:
-            self._kinds = [_Blocks(every, self.text_rows, (*key, "order"))]
-            return
-        assert end is not None
-        inside = torch.from_numpy(packed.without(end))
-        if not len(inside):
-            raise InputError(
-                f"data.long_share: no document has {packed.sequence_length} tokens without a break; remove "
-                "data.long_share or lower data.sequence_length"
-            )
-        outside = every[~torch.isin(every, inside)]
-        long_rows = round(long_share * self.text_rows) if len(outside) else self.text_rows
-        self._kinds = [
-            _Blocks(inside, long_rows, (*key, "long", "order")),
-            _Blocks(outside, self.text_rows - long_rows, (*key, "order")),
-        ]
+        self._kinds: list[_Rows] = []
+        if weights:
+            self._kinds = [_Mixture(packed, weights, self.text_rows, key, order)]
+        elif long_share is None:
+            self._kinds = [_Rows(_Blocks(range(len(packed)), (*key, "order"), order).block, self.text_rows)]
+        else:
+            assert end is not None
+            self._kinds = _by_length(packed, end, round(long_share * self.text_rows), self.text_rows, key, order)
 
     def batch(self, step: int) -> Batch:
         parts = []
@@ -128,27 +125,100 @@ class TextStream:
             assert self.words is not None
             generator = keyed_generator(*self.key, "repeated", step)
             parts.append(_repeated(self.repeat_rows, self.task, self.words, generator))
+        self.packed.release()
         return _join(parts)
 
 
 class _Blocks:
-    """Some blocks, shuffled again after each pass, with the same number of them in each step."""
+    """Some blocks, shuffled again after each pass."""
 
-    def __init__(self, blocks: Tensor, rows: int, key: tuple[object, ...]) -> None:
-        self.blocks, self.rows, self.key = blocks, rows, key
+    def __init__(self, blocks: Sequence[int] | numpy.ndarray, key: tuple[object, ...], order: str) -> None:
+        self.blocks, self.key, self.order = blocks, key, order
         self._epoch = -1
-        self._order = torch.empty(0, dtype=torch.int64)
+        self._places: Tensor | KeyedPermutation = torch.empty(0, dtype=torch.int64)
 
-    def of_step(self, step: int) -> list[int]:
-        """Indices of the step's blocks."""
-        return [self._block(index) for index in range(step * self.rows, (step + 1) * self.rows)]
-
-    def _block(self, index: int) -> int:
+    def block(self, index: int) -> int:
+        """The block that is shown as number ``index`` of all passes."""
         epoch, place = divmod(index, len(self.blocks))
         if epoch != self._epoch:
             self._epoch = epoch
-            self._order = torch.randperm(len(self.blocks), generator=keyed_generator(*self.key, epoch))
-        return int(self.blocks[self._order[place]])
+            if self.order == "keyed":
+                self._places = KeyedPermutation(len(self.blocks), *self.key, epoch)
+            else:
+                self._places = torch.randperm(len(self.blocks), generator=keyed_generator(*self.key, epoch))
+        return int(self.blocks[int(self._places[place])])
+
+
+class _Rows:
+    """The same number of rows in each step, from blocks by their number."""
+
+    def __init__(self, block: Callable[[int], int], rows: int) -> None:
+        self.block, self.rows = block, rows
+
+    def of_step(self, step: int) -> list[int]:
+        """Indices of the step's blocks."""
+        return [self.block(index) for index in range(step * self.rows, (step + 1) * self.rows)]
+
+
+def _by_length(
+    packed: PackedTokens, end: int, long_rows: int, rows: int, key: tuple[object, ...], order: str
+) -> list[_Rows]:
+    """Rows from inside one document, and rows from all other blocks.
+
+    Raises:
+        InputError: no document is as long as a sequence.
+    """
+    inside = packed.without(end)
+    if not len(inside):
+        raise InputError(
+            f"data.long_share: no document has {packed.sequence_length} tokens without a break; remove "
+            "data.long_share or lower data.sequence_length"
+        )
+    is_outside = numpy.ones(len(packed), dtype=bool)
+    is_outside[inside] = False
+    outside = numpy.flatnonzero(is_outside)
+    if not len(outside):
+        long_rows = rows
+    return [
+        _Rows(_Blocks(inside, (*key, "long", "order"), order).block, long_rows),
+        _Rows(_Blocks(outside, (*key, "order"), order).block, rows - long_rows),
+    ]
+
+
+class _Mixture(_Rows):
+    """Rows of several sources by weight: spread evenly over a cycle of ``CYCLE`` rows, which repeats.
+
+    Each source has its own order and its own passes. Spreading the sources evenly, as Megatron-LM's blended datasets
+    do, keeps every batch within one row per source of its share; a fixed cycle makes it a function of the row's number.
+    """
+
+    CYCLE = round(1 / SMALLEST_WEIGHT)
+
+    def __init__(
+        self, packed: PackedTokens, weights: Sequence[float], rows: int, key: tuple[object, ...], order: str
+    ) -> None:
+        super().__init__(self._block, rows)
+        self.sources = []
+        for source in range(len(weights)):
+            blocks = packed.blocks_of(source)
+            if not len(blocks):
+                raise InputError(
+                    f"{packed.flag} number {source + 1} holds less than one block of data.sequence_length="
+                    f"{packed.sequence_length}; give more text, or leave it and its number of data.weights out"
+                )
+            self.sources.append(_Blocks(blocks, (*key, "source", source, "order"), order))
+        shares = {str(source): weight for source, weight in enumerate(weights)}
+        self.counts = [rows_by_share(self.CYCLE, shares)[name] for name in shares]
+        places = [(numpy.arange(count) + 0.5) / count for count in self.counts]
+        sources = numpy.repeat(numpy.arange(len(weights)), self.counts)
+        in_order = numpy.argsort(numpy.concatenate(places), kind="stable")
+        self._source = sources[in_order]  # (CYCLE,) the source of each row
+        self._number = numpy.concatenate([numpy.arange(count) for count in self.counts])[in_order]
+
+    def _block(self, index: int) -> int:
+        cycle, place = divmod(index, len(self._source))
+        source = int(self._source[place])
+        return self.sources[source].block(cycle * self.counts[source] + int(self._number[place]))
 
 
 def _repeated(count: int, task: RetrievalTask, words: Tensor, generator: torch.Generator) -> Batch:

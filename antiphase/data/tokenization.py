@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 
 from jinja2 import TemplateError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from antiphase.data.pieces import pieces
 from antiphase.errors import InputError
+from antiphase.reading.limits import bounded_work
+from antiphase.reading.templates import UNUSABLE
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -17,9 +19,6 @@ SMALLEST_VOCABULARY = 256 + 2
 TRAINING_PIECE = 1 << 16
 """Number of characters passed to the trainer at a time."""
 
-# A single white space between two other characters: byte-level and word tokenizers split before it anyway
-CUT = re.compile(r"(?<=\S)(?=\s\S)")
-CUT_TRIES = 16
 PROMPT_TAIL = 48
 """Number of characters at the end of a prompt that are tokenized together with the text after it."""
 
@@ -74,39 +73,6 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int =
     )
 
 
-def pieces(text: str, size: int, unchanged: Callable[[str, int], bool] | None = None) -> Iterator[str]:
-    """Consecutive pieces of ``text``, cut before single white space.
-
-    Args:
-        size: number of characters per piece; a little more if the next white space is far away.
-        unchanged: takes a text and a position and returns whether a cut there leaves all tokens unchanged; without such
-            a position nearby, the piece grows. None means that any cut is allowed, and text without white space is cut
-            at ``size``.
-    """
-    start = 0
-    position = size
-    while position < len(text):
-        found = _cut(text, position, size, unchanged)
-        if found is None:
-            position += size
-            continue
-        yield text[start:found]
-        start, position = found, found + size
-    if start < len(text):
-        yield text[start:]
-
-
-def _cut(text: str, position: int, size: int, unchanged: Callable[[str, int], bool] | None) -> int | None:
-    """A position for a cut in the ``size`` characters from ``position`` on, or None."""
-    for tried, match in enumerate(CUT.finditer(text, position, position + size + 2)):
-        if unchanged is None or unchanged(text, match.start()):
-            return match.start()
-        if tried + 1 == CUT_TRIES:
-            return None
-    rest_is_short = position + size >= len(text)
-    return position if unchanged is None and not rest_is_short else None
-
-
 def end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The token between documents: the end of a text or, in an encoder's tokenizer, what separates its parts."""
     found = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
@@ -130,8 +96,9 @@ def in_chat(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
     """
     messages = [{"role": "user", "content": message}]
     try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except (TemplateError, TypeError, ValueError) as error:
+        with bounded_work():
+            return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+    except (TemplateError, *UNUSABLE) as error:
         raise InputError(f"the model's chat template cannot be used ({error}); leave out --chat-template") from None
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from antiphase.errors import InputError
-from antiphase.records import writing
+from antiphase.records import command_line, write_atomically, writing
 
 LOCK = ".lock"
+UNFINISHED = ".unfinished"
+"""In the folder of a command that cannot be resumed, until it ends: the command, which may be repeated."""
 
 
 def is_free(folder: Path) -> bool:
@@ -26,13 +28,40 @@ def is_free(folder: Path) -> bool:
 
 
 def check_empty(folder: Path) -> None:
-    """Check that a folder is free for a measurement.
+    """Check that a folder is free for a measurement, or left by the same command, which was killed.
 
     Raises:
         InputError: the folder is not empty, or is a file.
     """
-    if not is_free(folder):
+    if not is_free(folder) and not _is_left_by_this(folder):
         raise InputError(f"--output {folder} exists and is not empty; choose another folder")
+
+
+def _is_left_by_this(folder: Path) -> bool:
+    path = folder / UNFINISHED
+    return path.is_file() and path.read_bytes() == command_line().encode()
+
+
+@contextmanager
+def unfinished(folder: Path) -> Iterator[None]:
+    """Mark a new folder until the command has written everything; where a kill or a full disk ends it, it is repeated.
+
+    Raises:
+        InputError: the folder is not empty, or cannot be created.
+    """
+    check_empty(folder)
+    made, path = make_folder(folder), folder / UNFINISHED
+    is_first = not path.is_file()
+    write_atomically(path, command_line().encode())
+    try:
+        yield
+    except InputError:
+        if is_first:
+            path.unlink(missing_ok=True)
+        if made and not any(other.name != LOCK for other in folder.iterdir()):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    path.unlink(missing_ok=True)
 
 
 def make_folder(folder: Path) -> bool:
@@ -130,20 +159,25 @@ def written_beside(target: Path) -> Iterator[Path]:
     """
     for leftover in filter(Path.is_dir, target.parent.glob(".*.tmp")):
         shutil.rmtree(leftover)
-    beside = target.with_name(f".{target.name}.tmp")
+    beside = place_beside(target)
     try:
         with writing(target):
             beside.mkdir(parents=True)
             yield beside
             for path in (*beside.rglob("*"), beside):
-                _sync(path)
+                sync(path)
             beside.rename(target)
-            _sync(target.parent)
+            sync(target.parent)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def place_beside(target: Path) -> Path:
+    """The folder of ``written_beside``, for other processes that write into it."""
+    return target.with_name(f".{target.name}.tmp")
+
+
+def sync(path: Path) -> None:
     """Flush a file or folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -46,7 +46,7 @@ class _LambdaAndNorm(nn.Module):
             nn.init.normal_(vector, std=LAMBDA_STD)
 
     def lam(self) -> Tensor:
-        """λ = exp(λq1·λk1) - exp(λq2·λk2) + λinit (equation 2), a 0-d fp32 tensor shared by the layer's heads."""
+        """λ = exp(λq1·λk1) - exp(λq2·λk2) + λinit (equation 2), 0-d, at least fp32, shared by the layer's heads."""
         return exponential_lambda(self._vectors(), self.lambda_init)
 
     def step(
@@ -202,14 +202,14 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
     def lam(self) -> Tensor:
         """λ of the published form; in ablations λinit ("fixed") or λinit plus a learned number ("scalar").
 
-        0-d in fp32, or (H, 1) with one learned number per head ("head").
+        0-d, at least in fp32, or (H, 1) with one learned number per head ("head").
         """
         if self.lambda_form == "exponential":
             return super().lam()
         if self.lambda_form == "fixed":
             return torch.tensor(self.lambda_init, dtype=torch.float32, device=self.q_proj.weight.device)
         learned = self.lambda_offset[:, None] if self.lambda_form == "head" else self.lambda_offset[0]
-        return self.lambda_init + learned.float()
+        return self.lambda_init + learned.to(torch.promote_types(learned.dtype, torch.float32))
 
     def _queries(self, hidden_states: Tensor) -> Tensor:
         """Maps 2i and 2i + 1 of head i; in ``q_proj`` the query of a noise head follows those of its heads."""

@@ -37,7 +37,7 @@ def rms_norm(tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0) ->
 
 
 def exponential_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
-    """λ = exp(λq1·λk1) - exp(λq2·λk2) + λinit (2410.05258, equation 2), 0-d in fp32, under autocast too.
+    """λ = exp(λq1·λk1) - exp(λq2·λk2) + λinit (2410.05258, equation 2), 0-d, at least in fp32, under autocast too.
 
     Args:
         vectors: λq1, λk1, λq2, λk2, (d,) each.
@@ -47,8 +47,9 @@ def exponential_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
     if not _differentiates(vectors) and _is_served(*vectors) and q1.dtype == torch.float32:
         return layer.lambda_of(q1, k1, q2, k2, initial)
     with torch.autocast(q1.device.type, enabled=False):
-        first = torch.exp(torch.dot(q1.float(), k1.float()))
-        second = torch.exp(torch.dot(q2.float(), k2.float()))
+        wide = torch.promote_types(q1.dtype, torch.float32)
+        first = torch.exp(torch.dot(q1.to(wide), k1.to(wide)))
+        second = torch.exp(torch.dot(q2.to(wide), k2.to(wide)))
         return first - second + initial
 
 

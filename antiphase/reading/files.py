@@ -6,18 +6,31 @@ Text is UTF-8, a byte order mark before it is dropped. ``flag``: what the file w
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import math
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from antiphase.errors import InputError
 
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined]  # typeshed has it for 3.12
+
+    import yaml
+
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-LARGEST = 1 << 29
-"""Bytes of a JSON or YAML file: more would fill the memory, and none that a command writes or asks for is near it."""
+LARGEST, LARGEST_YAML = 1 << 27, 1 << 20
+"""Bytes of a JSON and of a YAML file: objects take twenty times the memory, and YAML is read at 0.3 MB/s. None that a
+command writes or asks for is near that."""
+MOST_NODES = 1 << 20
+"""Values of a YAML file, those that its aliases repeat counted as often as they are repeated."""
+MOST_UNPACKED, SMALL = 200, 1 << 26
+"""Bytes that a byte of a gzip file may become, if they are more than ``SMALL``; text becomes four, or ten."""
 
 
 def place_of(path: str | Path, flag: str) -> str:
@@ -40,6 +53,11 @@ def reading(path: str | Path, flag: str, remedy: str = "check the path") -> Iter
         raise InputError(f"{place}: this is a folder; {remedy}") from None
     except PermissionError as error:
         raise InputError(f"{place}: the file cannot be read ({error.strerror}); check its permissions") from None
+    except _BombError:
+        raise InputError(
+            f"{place}: it unpacks to more than {MOST_UNPACKED} times its size, which no text does; unpack it yourself "
+            "if that is meant"
+        ) from None
     except (gzip.BadGzipFile, zlib.error, EOFError):
         raise InputError(f"{place}: this is not a whole gzip file; compress it again") from None
     except OSError as error:
@@ -54,7 +72,39 @@ def one_line(reason: object) -> str:
 
 def open_file(path: str | Path) -> IO[bytes]:
     """A file's bytes, unpacked where its name ends in ``.gz``."""
-    return cast(IO[bytes], gzip.open(path, "rb")) if str(path).lower().endswith(".gz") else open(path, "rb")
+    return cast(IO[bytes], io.BufferedReader(_Unpacked(path))) if is_packed(path) else open(path, "rb")
+
+
+def is_packed(path: str | Path) -> bool:
+    """Whether a file's name says that it is compressed."""
+    return str(path).lower().endswith(".gz")
+
+
+class _BombError(OSError):
+    """A file unpacks to far more than text does."""
+
+
+class _Unpacked(io.RawIOBase):
+    """The content of a gzip file, whose amount is bounded: 26 MB can become 26 GB."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__()
+        self.packed = gzip.open(path, "rb")  # noqa: SIM115 – closed by close()
+        self.left = max(SMALL, MOST_UNPACKED * os.path.getsize(path))
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer) -> int:
+        count = self.packed.readinto(buffer)
+        self.left -= count
+        if self.left < 0:
+            raise _BombError
+        return count
+
+    def close(self) -> None:
+        self.packed.close()
+        super().close()
 
 
 def decode(
@@ -81,22 +131,51 @@ def is_utf8(path: str | Path, flag: str) -> bool:
     return True
 
 
-def lines(path: str | Path, flag: str, *, encoding: str = "utf-8") -> Iterator[str]:
-    """Lines with their ends, which are ``\\n`` only: binary files break nowhere else."""
-    position = 0
+def lines(
+    path: str | Path, flag: str, *, encoding: str = "utf-8", start: int = 0, end: int | None = None, first: int = 1
+) -> Iterator[str]:
+    """Lines with their ends, which are ``\n`` only: binary files break nowhere else.
+
+    Args:
+        start, end: bytes of the file to read, both at the beginning of a line; only of files that are not compressed.
+        first: the number of the first line in the file, for messages.
+    """
+    position = start
     with reading(path, flag), open_file(path) as file:
-        for number, line in enumerate(file, start=1):
+        file.seek(start)
+        for number, line in enumerate(file, start=first):
             content = line.removeprefix(BYTE_ORDER_MARK) if position == 0 else line
-            start = position + len(line) - len(content)
-            yield decode(content, path, flag, start=start, line=number, encoding=encoding)
+            begin = position + len(line) - len(content)
+            yield decode(content, path, flag, start=begin, line=number, encoding=encoding)
             position += len(line)
+            if position == end:
+                return
+    _check_end(path, flag, position, end)
 
 
-def whole_text(path: str | Path, flag: str) -> str:
-    """A file of plain text; a byte order mark and a ``\\r`` before ``\\n`` are dropped."""
+def whole_text(path: str | Path, flag: str, *, start: int = 0, end: int | None = None) -> str:
+    """A file of plain text; a byte order mark and a ``\r`` before ``\n`` are dropped.
+
+    Args:
+        start, end: bytes of the file to read, between two characters; only of files that are not compressed.
+    """
     with reading(path, flag), open_file(path) as file:
-        content = file.read()
-    return _text(content, path, flag)
+        file.seek(start)
+        content = file.read() if end is None else file.read(end - start)
+    _check_end(path, flag, start + len(content), end)
+    return decode(content, path, flag, start=start).replace("\r\n", "\n") if start else _text(content, path, flag)
+
+
+def _check_end(path: str | Path, flag: str, position: int, end: int | None) -> None:
+    """
+    Raises:
+        InputError: a part of a file should end elsewhere.
+    """
+    if end is not None and position != end:
+        raise InputError(
+            f"{place_of(path, flag)}: the file ends early, or has changed while it was read (byte {position} instead "
+            f"of {end}); restore it, then repeat the command"
+        )
 
 
 def read_text(path: str | Path, flag: str, remedy: str) -> str:
@@ -108,10 +187,14 @@ def read_text(path: str | Path, flag: str, remedy: str) -> str:
     Raises:
         InputError: it cannot be read, or is not UTF-8.
     """
+    return _whole(path, flag, remedy, LARGEST)
+
+
+def _whole(path: str | Path, flag: str, remedy: str, largest: int) -> str:
     with reading(path, flag, remedy), open(path, "rb") as file:
-        content = file.read(LARGEST + 1)
-    if len(content) > LARGEST:
-        raise InputError(f"{place_of(path, flag)}: the file is larger than {LARGEST >> 20} MiB; {remedy}")
+        content = file.read(largest + 1)
+    if len(content) > largest:
+        raise InputError(f"{place_of(path, flag)}: the file is larger than {largest >> 20} MiB; {remedy}")
     text = _text(content, path, flag)
     if not text.strip():
         raise InputError(f"{place_of(path, flag)}: the file is empty; {remedy}")
@@ -156,7 +239,8 @@ def read_yaml(path: str | Path, flag: str, remedy: str) -> dict[str, Any]:
     Raises:
         InputError: as ``read_text``; or it holds something else.
     """
-    tree = parse_yaml(read_text(path, flag, remedy), place_of(path, flag), remedy)
+    text = _whole(path, flag, remedy, min(LARGEST, LARGEST_YAML))
+    tree = parse_yaml(text, place_of(path, flag), remedy)
     if not isinstance(tree, dict) or not tree:
         raise InputError(f"{place_of(path, flag)}: this is not a YAML mapping; {remedy}")
     return tree
@@ -171,9 +255,25 @@ def parse_yaml(text: str, place: str, remedy: str) -> Any:
     import yaml  # takes longer than all of ours that a help needs
 
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2024-02-31 is a ValueError, [[[[... the last
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        if _values_of(node, {}) > MOST_NODES:
+            raise ValueError("its aliases repeat too much")
+        return None if node is None else loader.construct_document(node)
+    except (yaml.YAMLError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
+        # 2024-02-31 is a ValueError; what is no value of its own tag raises the next three, [[[[... the last
         reason = one_line(error)
         if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
             reason = f"{one_line(error.problem)}, line {error.problem_mark.line + 1}"
         raise InputError(f"{place}: this is not valid YAML ({reason}); {remedy}") from None
+
+
+def _values_of(node: yaml.Node | None, known: dict[int, float]) -> float:
+    """How many values a node holds, aliases written out; infinite for one that holds itself."""
+    if node is None or isinstance(node.value, str):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = math.inf
+        parts = [part for item in node.value for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_values_of(part, known) for part in parts)
+    return known[id(node)]

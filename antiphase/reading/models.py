@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from antiphase.errors import InputError
+from antiphase.errors import InputError, is_lack_of_memory, shown
 from antiphase.reading.files import one_line, read_json
 from antiphase.reading.gguf import is_gguf, read_header, split_digits
 
@@ -40,6 +41,12 @@ OBJECTS = (
 """Files of a model's folder that hold a JSON object; libraries fail on others with errors of any kind."""
 REBUILT = ("rotary_emb.inv_freq",)
 """Ends of tensor names that old checkpoints hold and every model computes for itself."""
+ADAPTER = "adapter_config.json"
+"""File of PEFT; transformers follows it to the adapter's base model, wherever that is."""
+LARGEST_DEPTH = 10_000
+"""Layers of a model."""
+PACKED = 32
+"""Weights that one stored number may hold: bits of a quantization to one, and a little."""
 ORIGIN = "dequantized_from"
 """Field of a configuration: the quantization that the weights went through, such as ``Q4_1``."""
 PICKLED = ("bin", "pt", "pth", "ckpt")
@@ -88,6 +95,11 @@ def local_folder(name: str, flag: str) -> Path | None:
         if _is_local(name, folder):
             raise InputError(f"{flag} {name}: there is no such folder; check the path")
         return None
+    if (folder / ADAPTER).exists():
+        raise InputError(
+            f"{flag} {name}: {ADAPTER} names another model, whose weights would be read from there; merge the adapter "
+            "into its model, and give the folder of the result"
+        )
     if not (folder / "config.json").is_file():
         raise InputError(f"{flag} {name}: this folder holds no model (config.json is missing); give the folder of one")
     _check_objects(folder, flag)
@@ -166,14 +178,36 @@ def read_config(name: str, *, flag: str) -> PreTrainedConfig:
         return _gguf_config(name, flag)
     if local_folder(name, flag) is None:
         with asking_hub(name, flag):
-            return AutoConfig.from_pretrained(name, trust_remote_code=False)
+            tree, _ = PreTrainedConfig.get_config_dict(name)
+            _check_depth(tree, f"{flag} {name}")
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
+    else:
+        _check_depth(read_json(Path(name) / "config.json", flag, "save the model once more"), f"{flag} {name}")
+        with usable_config(name, flag):
+            config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     with usable_config(name, flag):
-        config = AutoConfig.from_pretrained(name, trust_remote_code=False)
         if not isinstance(config.architectures, list | None):
             raise TypeError(f"architectures must be a list of names, got {config.architectures!r}")
+        if "/" in str(config._attn_implementation):  # transformers would fetch it from the Hub, and run it
+            raise ValueError(f"the attention {shown(config._attn_implementation)} is code of the Hub, never run here")
         if not isinstance(config.dtype, dtype | None):
             raise TypeError(f"dtype must be the name of a type, got {config.dtype!r}")
     return config
+
+
+def _check_depth(tree: Any, place: str) -> None:
+    """Compare numbers of layers, before a class makes a list of that length, or as many modules.
+
+    Raises:
+        InputError: a model of so many layers cannot be made.
+    """
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        if "layers" in str(key) and isinstance(value, int) and value > LARGEST_DEPTH:
+            raise InputError(
+                f"{place}: its config.json cannot be used ({key} must be a whole number up to {LARGEST_DEPTH}, got "
+                f"{shown(value)})"
+            )
+        _check_depth(value, place)
 
 
 def _gguf_config(name: str, flag: str) -> PreTrainedConfig:
@@ -231,7 +265,9 @@ def loading(failure: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except IMPOSSIBLE as error:
+    except (*IMPOSSIBLE, RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and not is_lack_of_memory(error):
+            raise
         raise InputError(f"{failure} ({first_line(error)})") from error
 
 
@@ -268,7 +304,8 @@ def read_model(
         raise InputError("--device-map needs the package accelerate; run pip install accelerate, or give --device")
     config = read_config(name, flag=flag)
     if Path(name).is_dir():  # transformers reads a model of the Hub while it fetches it
-        weight_files(Path(name), name, flag)
+        stored = weight_files(Path(name), name, flag)
+        _check_size(choose(config), config, stored, f"{flag} {name}")
     options: dict[str, Any] = {"dtype": dtype or "auto", "device_map": device_map}
     if is_gguf(name):  # dequantized in float32: in another format transformers warns of what it does not do here
         options |= {"dtype": "float32", "config": config}
@@ -279,6 +316,22 @@ def read_model(
     tokenizer = load_tokenizer(name, flag=flag)
     check_tokenizer(tokenizer, model, f"{flag} {name}")
     return model, tokenizer
+
+
+def _check_size(auto: Any, config: PreTrainedConfig, stored: WeightFiles, place: str) -> None:
+    """Compare the sizes in a configuration with those of its weights, before memory is taken for what is missing.
+
+    Raises:
+        InputError: the configuration asks for far more than there is.
+    """
+    with loading(f"{place}: its config.json cannot be used"), torch.device("meta"):
+        shell = auto.from_config(config, trust_remote_code=False)
+    asked = sum(weight.numel() for weight in shell.parameters())
+    found = sum(math.prod(shape) for shape in stored.shapes.values())
+    if asked > PACKED * (found + 1):
+        raise InputError(
+            f"{place} is no whole model: its config.json asks for {asked:,} weights, and its files hold {found:,}"
+        )
 
 
 def _read_weights(auto: Any, name: str, place: str, whole: str, options: Mapping[str, Any]) -> PreTrainedModel:

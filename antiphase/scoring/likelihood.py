@@ -16,6 +16,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from antiphase.errors import NonFiniteError
 from antiphase.layers.positions import count_positions
+from antiphase.scoring.division import Divide, alone
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """Takes token ids (B, L) and positions (B, P); returns greedy tokens (B, P), given all tokens before each position."""
@@ -35,7 +36,7 @@ CACHED_TOKENS = 1 << 17
 
 
 @torch.no_grad()
-def greedy_predictions(model: PreTrainedModel, input_ids: Tensor, positions: Tensor) -> Tensor:
+def greedy_predictions(model: PreTrainedModel, input_ids: Tensor, positions: Tensor, divide: Divide = alone) -> Tensor:
     """The model's most likely token at each position, given the true tokens before it.
 
     Greedy decoding would produce a whole answer exactly if each of its tokens is the most likely here.
@@ -43,6 +44,7 @@ def greedy_predictions(model: PreTrainedModel, input_ids: Tensor, positions: Ten
     Args:
         input_ids: (B, L).
         positions: (B, P), each at least 1; negative positions are skipped and give -1.
+        divide: how several processes divide the forward passes.
 
     Returns:
         (B, P) int64 on the CPU.
@@ -50,19 +52,24 @@ def greedy_predictions(model: PreTrainedModel, input_ids: Tensor, positions: Ten
     Raises:
         NonFiniteError: logits are not finite.
     """
-    chosen = torch.full_like(positions, -1)
-    size = max(1, TOKENS_AT_ONCE // input_ids.shape[1])
-    for start in range(0, len(input_ids), size):
-        rows = slice(start, start + size)
+
+    def predicted(rows: slice) -> Tensor:
         ids, places = input_ids[rows].to(model.device), positions[rows].to(model.device)
         real = places > 0
         row, column = real.nonzero(as_tuple=True)
         found = torch.full_like(places, -1)
-        logits = _logits(model, ids, row, places[row, column] - 1)
+        logits = logits_after(model, ids, row, places[row, column] - 1)
         check_logits(logits)
         found[row, column] = logits.argmax(-1)
-        chosen[rows] = found.cpu()
-    return chosen
+        return found.flatten().cpu()
+
+    return torch.cat(divide(_pieces(input_ids, TOKENS_AT_ONCE), predicted)).view_as(positions)
+
+
+def _pieces(input_ids: Tensor, most_tokens: int) -> list[slice]:
+    """The rows of (B, L) that go through the model together."""
+    size = max(1, most_tokens // input_ids.shape[1])
+    return [slice(start, min(start + size, len(input_ids))) for start in range(0, len(input_ids), size)]
 
 
 @torch.no_grad()
@@ -71,27 +78,29 @@ def negative_log_likelihoods(
     input_ids: Tensor,
     labels: Tensor,
     report: Callable[[int, int], None] = lambda done, count: None,
+    divide: Divide = alone,
 ) -> Tensor:
     """-log p in nats of each predicted token, flat, in the order of rows and positions; fp32 on the CPU.
 
     Args:
         input_ids, labels: (B, L); positions with -100 in ``labels`` and the first token of a row are not predicted.
         report: called with the numbers of finished rows and of all.
+        divide: how several processes divide the forward passes.
 
     Raises:
         NonFiniteError: a loss is not finite.
     """
-    found = []
-    at_once = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // model.config.get_text_config().vocab_size)
-    size = max(1, at_once // input_ids.shape[1])
-    for start in range(0, len(input_ids), size):
-        rows = slice(start, start + size)
+
+    def losses(rows: slice) -> Tensor:
         targets = labels[rows, 1:].to(model.device)
         chosen = targets >= 0
-        logits = _logits(model, input_ids[rows].to(model.device), *chosen.nonzero(as_tuple=True))
-        found.append(finite_losses(logits, targets[chosen]))
-        report(min(start + size, len(input_ids)), len(input_ids))
-    return torch.cat(found)
+        logits = logits_after(model, input_ids[rows].to(model.device), *chosen.nonzero(as_tuple=True))
+        found = finite_losses(logits, targets[chosen])
+        report(rows.stop, len(input_ids))
+        return found
+
+    at_once = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // model.config.get_text_config().vocab_size)
+    return torch.cat(divide(_pieces(input_ids, at_once), losses))
 
 
 def finite_losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -116,8 +125,8 @@ def check_logits(logits: Tensor) -> None:
         raise NonFiniteError("its logits are NaN or infinite, so nothing can be measured")
 
 
-def _logits(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Logits (P, vocabulary) after the tokens at ``rows`` and ``columns``, (P,) each."""
+def logits_after(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Logits (P, vocabulary) after the tokens at ``rows`` and ``columns`` of (B, L) token ids, (P,) each."""
     with logits_at(model, rows, columns):
         return model(input_ids=input_ids, use_cache=False).logits[0]
 

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from antiphase.data.retrieval import RetrievalBatch, RetrievalTask
 from antiphase.randomness import keyed_generator
+from antiphase.scoring.division import Divide, alone
 from antiphase.scoring.likelihood import Predict, greedy_predictions
 from antiphase.uncertainty.intervals import wilson_interval
 
@@ -107,15 +108,15 @@ def summarize(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def predictor(model: PreTrainedModel) -> Predict:
-    """Greedy predictions of a model."""
-    return partial(greedy_predictions, model)
+def predictor(model: PreTrainedModel, divide: Divide = alone) -> Predict:
+    """Greedy predictions of a model; ``divide`` says how several processes divide the forward passes."""
+    return partial(greedy_predictions, model, divide=divide)
 
 
-def first_query_accuracy(model: PreTrainedModel, batch: RetrievalBatch) -> float:
+def first_query_accuracy(model: PreTrainedModel, batch: RetrievalBatch, divide: Divide = alone) -> float:
     """Accuracy on first queries, a cheap metric for the curve of a training run."""
     first = RetrievalBatch(batch.input_ids, batch.answer_positions[:, :1], batch.prompt_end, batch.spans)
-    return correct_answers(predictor(model), first).float().mean().item()
+    return correct_answers(predictor(model, divide), first).float().mean().item()
 
 
 def tasks_of(

@@ -10,20 +10,25 @@ import torch
 from transformers import PreTrainedModel
 
 from antiphase.data.streams import Batch
+from antiphase.scoring.division import Divide, alone
 from antiphase.scoring.likelihood import negative_log_likelihoods
 
 
 def perplexity(
-    model: PreTrainedModel, batch: Batch, report: Callable[[int, int], None] = lambda done, count: None
+    model: PreTrainedModel,
+    batch: Batch,
+    report: Callable[[int, int], None] = lambda done, count: None,
+    divide: Divide = alone,
 ) -> dict[str, Any]:
     """``loss`` in nats per predicted token, ``perplexity`` and the number of predicted ``tokens``.
 
-    ``report`` is called with the numbers of finished sequences and of all.
+    ``report`` is called with the numbers of finished sequences and of all; ``divide`` says how several processes divide
+    the forward passes.
 
     Raises:
         NonFiniteError: a loss is not finite.
     """
-    losses = negative_log_likelihoods(model, batch.input_ids, batch.labels, report)
+    losses = negative_log_likelihoods(model, batch.input_ids, batch.labels, report, divide)
     loss = losses.double().mean().item()
     return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "tokens": losses.numel()}
 

@@ -13,10 +13,11 @@ from antiphase.data.prepare import PreparedData, prepare
 from antiphase.folders.ownership import only_one, undone_if_refused
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record
+from antiphase.scoring.division import Divide
 from antiphase.scoring.needles import first_query_accuracy
 from antiphase.scoring.perplexity import perplexity
 from antiphase.training.checkpoint import checkpoints
-from antiphase.training.distributed import is_first_process
+from antiphase.training.distributed import is_first_process, is_restarted
 from antiphase.training.loop import Evaluation, Reporter, train_held
 from antiphase.training.run_folder import check_diverged, check_run
 from antiphase.training.run_model import LanguageModel, check_settings
@@ -27,11 +28,11 @@ def curve_evaluations(settings: RunSettings, data: PreparedData) -> dict[str, Ev
     held_out = data.task().sample(settings.evaluation.curve_samples, keyed_generator("curve"))
     batch = data.validation(settings.evaluation.validation_sequences)
 
-    def retrieval(model: LanguageModel) -> Mapping[str, float]:
-        return {"accuracy": first_query_accuracy(model, held_out)}
+    def retrieval(model: LanguageModel, divide: Divide) -> Mapping[str, float]:
+        return {"accuracy": first_query_accuracy(model, held_out, divide)}
 
-    def loss(model: LanguageModel) -> Mapping[str, float]:
-        return {"loss": perplexity(model, batch)["loss"]}
+    def loss(model: LanguageModel, divide: Divide) -> Mapping[str, float]:
+        return {"loss": perplexity(model, batch, divide=divide)["loss"]}
 
     return {"retrieval": retrieval, "loss": loss}
 
@@ -45,6 +46,7 @@ def train_run(
     say: Callable[[str], None] = lambda message: None,
 ) -> Record:
     """Prepare the data of a run, train it, and return its record."""
+    resume = resume or is_restarted()
     check_run(output, settings, resume=resume)  # a folder of something else gets no lock
     with only_one(output) if is_first_process() else nullcontext():
         check_run(output, settings, resume=resume)

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from jinja2 import StrictUndefined, TemplateError, UndefinedError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings
@@ -18,6 +17,7 @@ from antiphase.data.labelled import Row, column_of, labelled_rows
 from antiphase.data.tokenization import in_chat, last_words, tokens_after
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
+from antiphase.reading.templates import UNUSABLE, Templates
 from antiphase.tasks.samples import Sample, Task
 from antiphase.tasks.task_files import TaskSettings, read_task
 from antiphase.tasks.task_scores import exact_match, f1, normalized
@@ -29,7 +29,7 @@ CONSTANT_ANSWERS = 100
 """Number of most common answers among which the best constant one is searched."""
 TEXT_KINDS = ("needles", "continuation")
 """Kinds of task that are made from text without a template."""
-TEMPLATES = ImmutableSandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
+TEMPLATES = Templates(undefined=StrictUndefined, keep_trailing_newline=True)
 
 
 class LongPromptError(InputError):
@@ -218,12 +218,18 @@ class LabelledTask:
                 )
             labels = dict(given)
         else:
-            labels = {label: self.words.render(label=label) for label in sorted(found)}
+            labels = {label: self._words(label) for label in sorted(found)}
         if empty := [label for label, words in labels.items() if not words.strip()]:
             raise InputError(f"labels: no text is given for the label {empty[0]!r}; give it words")
         if len(labels) < 2:
             raise InputError("there is one label only; a classification needs at least two")
         return labels
+
+    def _words(self, label: str) -> str:
+        try:
+            return str(self.words.render(label=label))
+        except (TemplateError, *UNUSABLE) as error:
+            raise InputError(f"label_words cannot be filled in for the label {label!r} ({error})") from None
 
     def _examples(self, shown: Sequence[Row]) -> str:
         return "".join(self._example(row) + self.settings.separator for row in shown)
@@ -237,13 +243,13 @@ class LabelledTask:
     def _prompt(self, row: Row) -> str:
         try:
             return self.prompt.render(row.values).rstrip(" ")
-        except (TemplateError, TypeError, ValueError, ArithmeticError) as error:
+        except (TemplateError, *UNUSABLE) as error:
             raise InputError(f"{row.place}: the prompt cannot be filled in ({_reason(error, row)})") from None
 
     def _value(self, expression: Any, name: str, row: Row) -> Any:
         try:
             value = expression(**row.values)
-        except (TemplateError, TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
+        except (TemplateError, *UNUSABLE) as error:
             raise InputError(f"{row.place}: {name} cannot be found ({_reason(error, row)})") from None
         if value is None:
             raise InputError(f"{row.place}: {name} is missing (columns: {', '.join(map(str, row.values))})")
@@ -389,14 +395,14 @@ def load_labelled_task(
 def _template(name: str, text: str) -> Any:
     try:
         return TEMPLATES.from_string(text)
-    except TemplateError as error:
+    except (TemplateError, *UNUSABLE) as error:
         raise InputError(f"{name} is not a Jinja template ({error})") from None
 
 
 def _expression(name: str, text: str) -> Any:
     try:
-        return TEMPLATES.compile_expression(text, undefined_to_none=True)
-    except TemplateError as error:
+        return TEMPLATES.expression(text)
+    except (TemplateError, *UNUSABLE) as error:
         raise InputError(f"{name} is not a Jinja expression ({error})") from None
 
 

@@ -1,14 +1,17 @@
 """Crash-safe checkpoints: each is a folder written under a temporary name and renamed, with checksums of every file.
 
 ``checkpoint/step-N`` holds ``model.safetensors`` (parameters by name), ``optimizer.safetensors`` (state tensors as
-NAME.STATE) and ``checkpoint.json``: progress, the optimizer's plain values, and the SHA-256 of all three.
+NAME.STATE) and ``checkpoint.json``: progress, the optimizer's plain values, and the SHA-256 of all three. If processes
+divide the weights, each has a file of its own instead, ``shard-NUMBER-*.safetensors``, with its parts of both. Either
+kind is read by any number of processes, whether they divide the weights or not.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,9 @@ from antiphase.folders.contents import file_digest, hash_of
 from antiphase.folders.ownership import written_beside
 from antiphase.reading.files import reading
 from antiphase.reading.models import is_finite
+from antiphase.training.distributed import Processes, alone
+from antiphase.training.divided_files import read_parts, stored
+from antiphase.training.sharding import own_part
 
 FOLDER = "checkpoint"
 MODEL = "model.safetensors"
@@ -29,6 +35,8 @@ OPTIMIZER = "optimizer.safetensors"
 MANIFEST = "checkpoint.json"
 FORMAT = 2
 """Format 1 was ``weights.safetensors`` with ``state.pt``, written by ``torch.save``."""
+DIVIDED = 3
+"""Format of a checkpoint to which every process contributes files."""
 KEPT = 2
 """Number of checkpoints that are kept."""
 AFRESH = "to begin the run afresh, or choose another --output"
@@ -55,16 +63,27 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
 
     The files are read once more for their SHA-256, at 1 to 2 GB/s.
     """
-    home = folder / FOLDER
-    final = home / f"step-{progress.step:08}"
-    before = [path for path in checkpoints(folder) if path.name < final.name]
-    with written_beside(final) as fresh:
-        tensors, described = _described(model, optimizer)
-        save_file(_own_tensors(model), fresh / MODEL, metadata={"format": "pt"})
+    with added(folder, progress.step) as fresh:
+        tensors, plain = described(model, optimizer)
+        save_file(own_tensors(model), fresh / MODEL, metadata={"format": "pt"})
         save_file(tensors, fresh / OPTIMIZER, metadata={"format": "pt"})
         files = {name: file_digest(fresh / name) for name in (MODEL, OPTIMIZER)}
-        tree = {"format": FORMAT, "progress": vars(progress), "optimizer": described, "files": files}
+        tree = {"format": FORMAT, "progress": vars(progress), "optimizer": plain, "files": files}
         (fresh / MANIFEST).write_bytes(sealed(tree))
+
+
+def step_folder(folder: Path, step: int) -> Path:
+    """The folder of a checkpoint."""
+    return folder / FOLDER / f"step-{step:08}"
+
+
+@contextmanager
+def added(folder: Path, step: int) -> Iterator[Path]:
+    """A folder to write a checkpoint to; it appears at the end, when all older ones but ``KEPT`` are deleted."""
+    final = step_folder(folder, step)
+    before = [path for path in checkpoints(folder) if path.name < final.name]
+    with written_beside(final) as fresh:
+        yield fresh
         for path in set(checkpoints(folder)) - set(before):  # damaged, because the run resumed from an earlier one
             shutil.rmtree(path)
     for path in before[KEPT - 1 :]:
@@ -93,28 +112,34 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     *,
     say: Callable[[str], None] = lambda message: None,
+    group: Processes | None = None,
 ) -> Progress | None:
     """Restore model and optimizer in place from the newest intact checkpoint; None if the run has no checkpoint yet.
 
     Args:
         say: called with a message about each damaged checkpoint that is skipped.
+        group: the processes of the run, all of which see the folder; None means this one alone.
 
     Raises:
         InputError: no checkpoint is intact, or the newest intact one belongs to another model or optimizer or has
             weights that are not finite.
     """
+    group = alone() if group is None else group
     found = checkpoints(folder)
     damaged: list[str] = []
     for source in found:
         try:
-            tree = _read(source)
+            tree = _read(source, group)
         except InputError as error:
             damaged.append(str(error))
             continue
         for message in damaged:
             say(f"{message}; training continues from {source.name}, and repeats the steps since then")
-        _restore_model(source, model)
-        _restore_optimizer(source, model, optimizer, tree["optimizer"])
+        if tree["format"] == FORMAT and group.mesh is None:
+            _restore_model(source, model)
+            _restore_optimizer(source, model, optimizer, tree["optimizer"])
+        else:
+            _restore_parts(source, model, optimizer, tree["optimizer"], group)
         return Progress(**tree["progress"])
     if damaged:
         whole = "" if len(damaged) == 1 else ", and so is the one before"
@@ -122,8 +147,8 @@ def load_checkpoint(
     return None
 
 
-def _read(source: Path) -> dict[str, Any]:
-    """The manifest of an intact checkpoint.
+def _read(source: Path, group: Processes) -> dict[str, Any]:
+    """The manifest of an intact checkpoint; of several processes, each checks some of the files.
 
     Raises:
         InputError: the checkpoint is damaged; the message names the file.
@@ -139,34 +164,76 @@ def _read(source: Path) -> dict[str, Any]:
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{source} is damaged: {MANIFEST} is not what the run wrote") from None
-    if tree["format"] != FORMAT:
-        raise InputError(f"{source} is of format {tree['format']}, and this version reads {FORMAT}")
-    for name, digest in tree["files"].items():
-        if not (source / name).is_file():
-            raise InputError(f"{source} is damaged: {name} is missing")
-        if file_digest(source / name) != digest:
-            raise InputError(f"{source} is damaged: {name} is not what the run wrote")
+    if tree["format"] not in (FORMAT, DIVIDED):
+        raise InputError(f"{source} is of format {tree['format']}, and this version reads {FORMAT} and {DIVIDED}")
+    names = list(tree["files"])
+    states = torch.zeros(len(names), dtype=torch.int64, device=group.device)
+    for place in range(group.rank, len(names), group.count):
+        path = source / names[place]
+        missing = not path.is_file()
+        states[place] = 1 if missing else 2 * (file_digest(path) != tree["files"][names[place]])
+    for name, state in zip(names, group.sum(states).tolist(), strict=True):
+        if state:
+            what = "is missing" if state == 1 else "is not what the run wrote"
+            raise InputError(f"{source} is damaged: {name} {what}")
     return tree
 
 
 def _restore_model(source: Path, model: nn.Module) -> None:
-    weights, expected = load_file(source / MODEL), _own_tensors(model)
-    for name in {**expected, **weights}:
-        kept, own = weights.get(name), expected.get(name)
-        if kept is None or own is None or (kept.shape, kept.dtype) != (own.shape, own.dtype):
-            raise InputError(
-                f"{source} holds a model of another shape, {name} first; give the settings it was made with, or "
-                "another --output"
-            )
-    if broken := next((name for name, tensor in weights.items() if not is_finite(tensor)), None):
-        raise InputError(
-            f"{source} holds NaN or infinite weights, {broken} first: the run diverged; remove {source.parent} {AFRESH}"
-        )
+    weights, expected = load_file(source / MODEL), own_tensors(model)
+    _check_shapes(source, {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}, expected)
+    _check_finite(source, weights, alone())
     for name, tensor in expected.items():
         tensor.copy_(weights[name])
 
 
-def _described(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _check_shapes(source: Path, kept: Mapping[str, tuple[Any, Any]], expected: Mapping[str, Tensor]) -> None:
+    """
+    Args:
+        kept: shape and dtype of the checkpoint's weights.
+        expected: the model's weights.
+    """
+    for name in {**expected, **kept}:
+        own = expected.get(name)
+        if own is None or kept.get(name) != (own.shape, own.dtype):
+            raise InputError(
+                f"{source} holds a model of another shape, {name} first; give the settings it was made with, or "
+                "another --output"
+            )
+
+
+def _check_finite(source: Path, weights: Mapping[str, Tensor], group: Processes) -> None:
+    broken = next((name for name, tensor in weights.items() if not is_finite(own_part(tensor))), None)
+    if group.any(broken is not None):
+        where = f", {broken} first" if broken else ""
+        raise InputError(
+            f"{source} holds NaN or infinite weights{where}: the run diverged; remove {source.parent} {AFRESH}"
+        )
+
+
+def _restore_parts(
+    source: Path, model: nn.Module, optimizer: torch.optim.Optimizer, plain: dict[str, Any], group: Processes
+) -> None:
+    """Restore what this process holds from the files of any number of processes."""
+    own, parameters = own_tensors(model), dict(model.named_parameters())
+    weights: dict[str, tuple[Any, Any]] = {}
+    tensors: dict[str, Tensor] = {}
+    for name, (shape, dtype) in stored(source).items():
+        parameter = parameters.get(name.rpartition(".")[0])
+        if parameter is None:
+            weights[name] = (shape, dtype)
+        elif shape == parameter.shape:  # divided as its parameter is
+            tensors[name] = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+        else:
+            tensors[name] = torch.zeros(shape, dtype=dtype)
+    _check_shapes(source, weights, own)
+    _check_groups(source, described(model, optimizer)[1], plain)
+    read_parts(source, {**own, **tensors})
+    _check_finite(source, own, group)
+    _fill_optimizer(model, optimizer, plain, tensors)
+
+
+def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The optimizer's tensors by parameter and state, and its other values: scalar states and parameter groups."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
@@ -181,27 +248,36 @@ def _described(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict
     return tensors, {"values": values, "groups": groups}
 
 
-def _restore_optimizer(
-    source: Path, model: nn.Module, optimizer: torch.optim.Optimizer, described: dict[str, Any]
-) -> None:
+def _restore_optimizer(source: Path, model: nn.Module, optimizer: torch.optim.Optimizer, plain: dict[str, Any]) -> None:
     """Restore the optimizer from copies of the mapped tensors, as kernels may depend on torch's memory alignment."""
-    _, own = _described(model, optimizer)
-    if [set(group["params"]) for group in own["groups"]] != [set(group["params"]) for group in described["groups"]]:
+    _check_groups(source, described(model, optimizer)[1], plain)
+    tensors = {key: tensor.clone() for key, tensor in load_file(source / OPTIMIZER).items()}
+    _fill_optimizer(model, optimizer, plain, tensors)
+
+
+def _check_groups(source: Path, own: dict[str, Any], kept: dict[str, Any]) -> None:
+    if [set(group["params"]) for group in own["groups"]] != [set(group["params"]) for group in kept["groups"]]:
         raise InputError(
             f"{source} holds an optimizer with other groups of parameters; give the settings it was made with, or "
             "another --output"
         )
+
+
+def _fill_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, plain: dict[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    """Give the optimizer the states and groups of a checkpoint."""
+    own = described(model, optimizer)[1]
     order = [name for group in own["groups"] for name in group["params"]]
     place = {name: index for index, name in enumerate(order)}
     state: dict[int, dict[str, Any]] = {}
-    tensors = {key: tensor.clone() for key, tensor in load_file(source / OPTIMIZER).items()}
-    for key, value in {**described["values"], **tensors}.items():
+    for key, value in {**plain["values"], **tensors}.items():
         name, _, kind = key.rpartition(".")
         state.setdefault(place[name], {})[kind] = value
     groups = []
-    for kept, group in zip(described["groups"], own["groups"], strict=True):
-        plain = {key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in kept.items()}
-        groups.append({**plain, "params": [place[name] for name in group["params"]]})
+    for kept, group in zip(plain["groups"], own["groups"], strict=True):
+        settings = {key: tuple(value) if isinstance(group.get(key), tuple) else value for key, value in kept.items()}
+        groups.append({**settings, "params": [place[name] for name in group["params"]]})
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
@@ -210,6 +286,6 @@ def sealed(tree: dict[str, Any]) -> bytes:
     return (json.dumps({**tree, "sha256": hash_of(tree)}, indent=1) + "\n").encode()
 
 
-def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
+def own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters by name; tied ones occur once."""
     return {name: parameter.data for name, parameter in model.named_parameters()}

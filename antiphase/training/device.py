@@ -46,8 +46,8 @@ def loading_options(settings: Any) -> dict[str, Any]:
 
 
 def autocast_dtype(training: TrainingSettings, device: torch.device) -> torch.dtype | None:
-    """bf16 if requested, or under ``auto`` if the processor has bf16 instructions; None means float32."""
-    if training.precision == "float32":
+    """bf16 if requested, or under ``auto`` if the processor has bf16 instructions; None means the weights' dtype."""
+    if training.precision in ("float32", "float64"):
         return None
     if training.precision == "bfloat16" or device.type == "cuda":
         return torch.bfloat16

@@ -1,57 +1,201 @@
-"""Distributed training with processes started by ``torchrun``: ranks and sums. A single process needs no group."""
+"""The processes of a run, started by ``torchrun``: what each of them does, and what they add up.
+
+A single process is a group of one, whose sums are its own numbers; it joins nothing.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+from uuid import uuid4
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
+from transformers import PreTrainedModel
+
+from antiphase.config import TrainingSettings
+from antiphase.data.retrieval import IGNORED_LABEL
+from antiphase.errors import DivergedError, InputError, NonFiniteError
+from antiphase.training.sharding import accumulate, shard, whole
+from antiphase.training.watch import Watch, watched
+
+Piece = TypeVar("Piece")
+JOIN_SECONDS = 0.02
+"""Between two looks for processes that have begun."""
+GRACE_SECONDS = 120.0
+"""From the end of ``training.hang_limit`` until a collective operation fails by itself, without naming the process."""
+SEEN_SECONDS = 30.0
+"""How long a file may take to appear on the other nodes."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Rank of this process and number of processes."""
+    """Rank of this process, number of processes, and how they divide the model."""
 
     rank: int
     count: int
+    device: torch.device
+    mesh: DeviceMesh | None = None
+    """(replicate, shard) where the weights are divided over processes; None where each process has all of them."""
+    watch: Watch | None = None
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Wrap the model so that its backward pass averages gradients over the processes."""
-        return model if self.count == 1 else DistributedDataParallel(model)
+    def place(self, model: PreTrainedModel, precision: torch.dtype | None) -> None:
+        """Move the model to this process's device, or this process's part of it.
 
-    def accumulating(self, model: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
-        """Context of a forward and backward pass: only the last one of a step synchronizes gradients."""
-        if is_last or not isinstance(model, DistributedDataParallel):
-            return nullcontext()
-        return model.no_sync()
+        Args:
+            precision: the dtype of autocast; None means none.
+        """
+        if self.mesh is None:
+            model.to(self.device)
+        else:
+            shard(model, self.mesh, precision)
+
+    def wrap(self, objective: nn.Module) -> nn.Module:
+        """Wrap what is minimized, around a model of ``place``, so that gradients are averaged over the processes."""
+        if self.count == 1 or self.mesh is not None:
+            return objective
+        return DistributedDataParallel(objective)
+
+    def accumulating(self, objective: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
+        """Context of a forward and backward pass: only the last one of a step adds gradients up over all copies."""
+        if isinstance(objective, DistributedDataParallel) and not is_last:
+            return objective.no_sync()
+        if self.mesh is not None:
+            accumulate(objective, is_last=is_last)
+        return nullcontext()
 
     def share(self, batch: Tensor) -> Tensor:
         """The rows of this process; together, the processes have each row exactly once."""
         return batch[self.rank :: self.count]
 
+    def passes(self, ids: Tensor, labels: Tensor, rows: int | None) -> list[tuple[Tensor, Tensor]]:
+        """This process's share of a batch, (B, L) each, as token ids and labels of its forward passes.
+
+        Processes that divide the weights take equally many passes; one with a row less may end with an empty one, which
+        predicts nothing.
+
+        Args:
+            rows: of one pass; None means all.
+        """
+        mine, targets = self.share(ids), self.share(labels)
+        size = rows or len(mine)
+        found = list(zip(mine.split(size), targets.split(size), strict=True))
+        if self.mesh is not None and rows is not None:
+            most = -(-len(ids) // self.count)
+            empty = (mine[:1], torch.full_like(targets[:1], IGNORED_LABEL))
+            found += [empty] * (-(-most // rows) - len(found))
+        return found
+
+    def divide(self, pieces: Sequence[Piece], compute: Callable[[Piece], Tensor]) -> list[Tensor]:
+        """``scoring.division.Divide`` over these processes; each fills its part of zeros, and the parts are added."""
+        if self.count == 1:
+            return [compute(piece) for piece in pieces]
+        mine: dict[int, Tensor] = {}
+        failed = None
+        for turn in range(0, len(pieces), self.count):
+            # A sharded model needs all processes in each of its forward passes, so the last turn may repeat a piece.
+            place = min(turn + self.rank, len(pieces) - 1)
+            try:
+                mine[place] = compute(pieces[place])
+            except NonFiniteError as error:
+                failed, mine[place] = error, torch.zeros(0)
+        if self.any(failed is not None):
+            raise failed or NonFiniteError("its results in another process are NaN or infinite")
+        own = {place: found for place, found in mine.items() if place % self.count == self.rank}
+        dtype = next(iter(mine.values())).dtype
+        lengths = torch.zeros(len(pieces), dtype=torch.int64, device=self.device)
+        for place, found in own.items():
+            lengths[place] = len(found)
+        sizes = self.sum(lengths).tolist()
+        parts = [own.get(place, torch.zeros(size, dtype=dtype)) for place, size in enumerate(sizes)]
+        added = self.sum(torch.cat(parts).to(self.device)).cpu()
+        return list(added.split(sizes))
+
     def sum(self, value: Tensor) -> Tensor:
-        """Sum over all processes."""
+        """Sum over all processes, in place."""
         if self.count > 1:
             dist.all_reduce(value)
         return value
 
-    def any(self, flag: bool, device: torch.device) -> bool:
+    def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process; every process gets the same answer."""
-        return bool(self.sum(torch.tensor(int(flag), device=device)).item())
+        return bool(self.sum(torch.tensor(int(flag), device=self.device)).item())
+
+    def whole(self, value: Tensor) -> Tensor:
+        """A value of which every process may hold a part, such as a norm of gradients."""
+        return whole(value)
 
     def wait(self) -> None:
         """Wait for all processes."""
         if self.count > 1:
             dist.barrier()
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """Refuse input in every process if one of them refuses it within the block.
+
+        Raises:
+            InputError, DivergedError: as in the block; in the other processes it says who knows why.
+        """
+        refused = None
+        try:
+            yield
+        except (InputError, DivergedError) as error:
+            refused = error
+        if self.any(refused is not None):
+            raise refused or InputError("--output cannot be used, as another process of this run says")
+
+    def tick(self, what: str) -> None:
+        """Tell the watch what this process begins now."""
+        if self.watch is not None:
+            self.watch.tick(what)
+
+    def check_storage(self, folder: Path) -> None:
+        """Check that every process sees what the first one writes in the folder.
+
+        Raises:
+            InputError: one does not; the message names its machine.
+        """
+        if self.count == 1:
+            return
+        mark = torch.tensor([uuid4().int >> 65 if self.is_first else 0], device=self.device)
+        path = folder / f".{int(self.sum(mark).item())}.tmp"
+        if self.is_first:
+            path.touch()
+        self.wait()
+        until = time.monotonic() + SEEN_SECONDS
+        while not (seen := path.is_file()) and time.monotonic() < until:
+            time.sleep(0.2)
+        blind = torch.zeros(self.count, dtype=torch.int64, device=self.device)
+        blind[self.rank] = not seen
+        ranks = self.sum(blind).nonzero().flatten().tolist()
+        if self.is_first:
+            path.unlink()
+        if ranks:
+            raise InputError(
+                f"--output {folder}: process {ranks[0]} of {self.count} does not see what process 0 wrote there; give "
+                "a folder on storage that all machines share"
+            )
+
+
+def alone() -> Processes:
+    """This process by itself, on the CPU."""
+    return Processes(rank=0, count=1, device=torch.device("cpu"))
 
 
 def is_first_process() -> bool:
@@ -61,16 +205,83 @@ def is_first_process() -> bool:
     return int(os.environ["RANK"]) == 0  # noqa: TID251 – how torchrun tells a process who it is
 
 
-@contextmanager
-def processes(device: torch.device) -> Iterator[Processes]:
-    """Join the process group of ``torchrun``, if there is one, and leave it afterwards."""
+def process_count() -> int:
+    """Number of processes of this run; also works before they have joined a group."""
     if not dist.is_torchelastic_launched():
-        yield Processes(rank=0, count=1)
+        return 1
+    return int(os.environ["WORLD_SIZE"])  # noqa: TID251 – how torchrun tells the number of processes
+
+
+def is_restarted() -> bool:
+    """Whether ``torchrun --max-restarts`` started this process in the place of one that died."""
+    if not dist.is_torchelastic_launched():
+        return False
+    return int(os.environ["TORCHELASTIC_RESTART_COUNT"]) > 0  # noqa: TID251 – how torchrun tells a process of it
+
+
+@contextmanager
+def processes(device: torch.device, training: TrainingSettings) -> Iterator[Processes]:
+    """Join the process group of ``torchrun``, if there is one, and leave it afterwards.
+
+    Raises:
+        InputError: the mesh does not fit the number of processes.
+    """
+    if not dist.is_torchelastic_launched():
+        yield Processes(rank=0, count=1, device=device)
         return
     if str(device) == "cuda":
         torch.cuda.set_device(dist.get_node_local_rank())  # "cuda" is a different GPU in each process of a machine
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    sizes = mesh_sizes(training, process_count())
+    limit = training.hang_limit
+    store, rank, count = next(iter(rendezvous("env://")))
+    watching, number = store.clone(), _attempt(store, rank, count)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore(f"group-{number}", store), rank=rank, world_size=count,
+        timeout=timedelta(seconds=limit + GRACE_SECONDS),
+    )  # fmt: skip
+    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard")) if sizes[1] > 1 else None
     try:
-        yield Processes(rank=dist.get_rank(), count=dist.get_world_size())
+        with watched(PrefixStore(f"watch-{number}", watching), rank, count, limit) as watch:
+            yield Processes(rank=rank, count=count, device=device, mesh=mesh, watch=watch)
     finally:
         dist.destroy_process_group()
+
+
+def _attempt(store: Store, rank: int, count: int) -> str:
+    """A number that these processes share, and that no earlier group had in this store.
+
+    torchrun keeps its store when it starts processes again, with the addresses of the dead ones, and it counts restarts
+    of each machine separately. So each process asks the first one under a name of its own.
+    """
+    if rank > 0:
+        name = uuid4().hex
+        store.set(f"hello/{rank}", name)
+        number = store.get(f"welcome/{name}").decode()
+        store.set(f"joined/{number}/{rank}", "")
+        return number
+    number = str(store.add("attempts", 1))
+    missing = set(range(1, count))
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"hello/{other}"]):  # possibly that of a dead process, which is answered in vain
+                store.set(f"welcome/{store.get(f'hello/{other}').decode()}", number)
+        missing = {other for other in missing if not store.check([f"joined/{number}/{other}"])}
+        time.sleep(JOIN_SECONDS)
+    return number
+
+
+def mesh_sizes(training: TrainingSettings, count: int) -> tuple[int, int]:
+    """Copies of the model, and processes for each of them.
+
+    Raises:
+        InputError: they do not make up the ``count`` processes.
+    """
+    shards, copies = training.mesh.shard, training.mesh.replicate
+    if count % shards or copies not in (None, count // shards):
+        given = f"{'' if copies is None else f'training.mesh.replicate={copies} times '}training.mesh.shard={shards}"
+        raise InputError(
+            f"{given} does not make up the {count} process{'es' if count > 1 else ''} of this run; change it, or start "
+            "another number with torchrun --nproc-per-node"
+        )
+    return count // shards, shards

@@ -28,9 +28,13 @@ from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.reading.models import ORIGIN, is_finite
 from antiphase.records import DEQUANTIZED, Record, finite, write_atomically, writing
+from antiphase.scoring.division import Divide
+from antiphase.scoring.likelihood import logits_after
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from antiphase.training.device import autocast_dtype, choose_device
-from antiphase.training.distributed import Processes, is_first_process, processes
+from antiphase.training.distributed import Processes, is_first_process, is_restarted, processes
+from antiphase.training.divided_checkpoint import DividedCheckpoints
+from antiphase.training.divided_files import export
 from antiphase.training.optimizer import build_optimizer, learning_rate
 from antiphase.training.run_folder import (
     CURVE,
@@ -41,11 +45,22 @@ from antiphase.training.run_folder import (
     open_run,
     read_metrics,
 )
-from antiphase.training.run_model import attention_only, build_model, check_settings, lambdas, layers_of, starting_model
+from antiphase.training.run_model import (
+    attention_only,
+    build_model,
+    check_settings,
+    fitted,
+    lambdas,
+    layers_of,
+    starting_model,
+)
+from antiphase.training.sharding import at_rest, own_part
 from antiphase.training.trained import restrict
 
-Evaluation = Callable[[PreTrainedModel], Mapping[str, float]]
-"""A held-out measurement during training: takes a model, returns named numbers."""
+Evaluation = Callable[[PreTrainedModel, Divide], Mapping[str, float]]
+"""A held-out measurement during training: takes a model, and how the processes of the run divide its forward passes;
+returns named numbers, equal in all processes.
+"""
 
 
 FINAL = ("loss", "accuracy")
@@ -90,6 +105,7 @@ def train(
             record gives the step; the last checkpoint is kept.
         Interrupted: a signal stopped the run; ``resume`` continues it.
     """
+    resume = resume or is_restarted()
     if is_first_process():
         check_run(output, settings, resume=resume)  # do not create a lock file in an unrelated folder
     with only_one(output) if is_first_process() else nullcontext():
@@ -113,20 +129,21 @@ def train_held(
     device = choose_device(training.device)
     if training.threads:
         torch.set_num_threads(training.threads)
-    with processes(device) as group:
+    with processes(device, training) as group:
         if training.batch_size < group.count:
             raise InputError(
                 f"training.batch_size ({training.batch_size}) is too small for the {group.count} processes; raise it, "
                 "or start fewer processes"
             )
-        if group.is_first:
-            open_run(output, settings, resume=resume)
-            check_diverged(output)
-            check_content(output, data.content)
-            if begins and training.start_from is not None:
-                check_start(output, Checkpoint(training.start_from).digest())
-        group.wait()
-        return _Run(settings, data, output, evaluations, report, say, group, device).execute()
+        with group.agreeing():
+            if group.is_first:
+                open_run(output, settings, resume=resume or is_restarted())
+                check_diverged(output)
+                check_content(output, data.content)
+                if begins and training.start_from is not None:
+                    check_start(output, Checkpoint(training.start_from).digest())
+        group.check_storage(output)
+        return _Run(settings, data, output, evaluations, report, say, group).execute()
 
 
 class NextTokenLoss(nn.Module):
@@ -138,11 +155,11 @@ class NextTokenLoss(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         """Token ids (B, L) and labels (B, L), which are -100 at positions without prediction."""
-        hidden = self.model.model(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
         targets = labels[:, 1:]
         chosen = targets >= 0
-        logits = self.model.lm_head(hidden[chosen])
-        return cross_entropy(logits.float(), targets[chosen], reduction="sum")
+        logits = logits_after(self.model, input_ids, *chosen.nonzero(as_tuple=True))
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return cross_entropy(wide, targets[chosen], reduction="sum")
 
 
 class _Run:
@@ -155,37 +172,35 @@ class _Run:
         report: Reporter,
         say: Callable[[str], None],
         group: Processes,
-        device: torch.device,
     ) -> None:
         self.settings, self.training, self.output, self.report = settings, settings.training, output, report
-        self.evaluations, self.group, self.device, self.data = evaluations, group, device, data
+        self.evaluations, self.group, self.device, self.data = evaluations, group, group.device, data
         self.stream = data.stream(batch_size=self.training.batch_size, seed=self.training.seed)
         if checkpoints(output):  # the checkpoint's weights replace these
             model = build_model(settings, data.tokenizer, seed=self.training.seed)
         else:
             model = starting_model(settings, data.tokenizer)
-        self.model = model.to(device)
-        if self.training.attn_implementation is not None:
-            self.model.set_attn_implementation(self.training.attn_implementation)
-        if self.training.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable()
+        self.model = fitted(model, self.training)
         self.adapted = restrict(self.model, self.training)
+        self.autocast = autocast_dtype(self.training, self.device)
+        group.place(self.model, self.autocast)
         self.objective = group.wrap(NextTokenLoss(self.model))
         self.optimizer = build_optimizer(self.model, self.training)
-        self.autocast = autocast_dtype(self.training, device)
-        found = load_checkpoint(output, self.model, self.optimizer, say=say if group.is_first else lambda message: None)
+        listen = say if group.is_first else lambda message: None
+        found = load_checkpoint(output, self.model, self.optimizer, say=listen, group=group)
         self.stops = _Stops()
         origin = getattr(model.config, ORIGIN, None)
         self.progress = found or Progress(step=0, seconds=0.0, tokens=0, curve=[], dequantized_from=origin)
-        step = self.progress.step
-        if group.any(group.sum(torch.tensor(step, device=device)).item() != step * group.count, device):
-            raise InputError(f"--output {output} holds other checkpoints for some processes; give one that all share")
+        limit = self.training.hang_limit
+        self.divided = (
+            None if group.mesh is None else DividedCheckpoints(output, self.model, self.optimizer, group, limit)
+        )
         self.log = MetricsLog(output, step=self.progress.step) if group.is_first else None
         self.board = _tensorboard(output) if self.training.tensorboard and group.is_first else None
 
     def execute(self) -> Record:
         training, progress = self.training, self.progress
-        with _signals(self.stops):
+        with _signals(self.stops), self.divided or nullcontext():
             set_training_step(self.model, progress.step)
             if progress.step == 0 and not progress.curve:
                 self._evaluate(train_loss=None)
@@ -202,9 +217,7 @@ class _Run:
                     self._log(values)
                 if progress.step % training.evaluate_every == 0 or last:
                     self._evaluate(train_loss=values["loss"])
-                stop = self.stops.requested
-                if self.group.count > 1:
-                    stop = self.group.any(stop, self.device)
+                stop = self.group.any(self.stops.requested)
                 if progress.step % training.checkpoint_every == 0 or last or stop:
                     self._save()
                 if stop and not last:
@@ -218,26 +231,25 @@ class _Run:
             DivergedError: the loss or gradient is not finite; weights and optimizer are unchanged.
         """
         training = self.training
+        self.group.tick(f"step {step + 1}")
         rate = learning_rate(step, training)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["rate"]
         batch = self.stream.batch(step)
         self.progress.tokens += batch.input_ids.numel()
         count = int((batch.labels[:, 1:] >= 0).sum())  # predictions of the whole batch, over all processes
-        inputs, labels = self.group.share(batch.input_ids), self.group.share(batch.labels)
-        size = training.micro_batch_size or len(inputs)
-        total = torch.zeros((), device=self.device)
-        pieces = list(zip(inputs.split(size), labels.split(size), strict=True))
-        for index, (ids, targets) in enumerate(pieces):
-            last = index == len(pieces) - 1
-            with self.group.accumulating(self.objective, is_last=last):
+        passes = self.group.passes(batch.input_ids, batch.labels, training.micro_batch_size)
+        total = torch.zeros((), device=self.device, dtype=torch.promote_types(self.model.dtype, torch.float32))
+        for index, (ids, targets) in enumerate(passes):
+            self.group.tick(f"the computation of step {step + 1}")
+            with self.group.accumulating(self.objective, is_last=index == len(passes) - 1):
                 with self._precision():
                     loss = self.objective(ids.to(self.device), targets.to(self.device)) / count
-                # DistributedDataParallel averages over the processes, but the loss is a sum over them.
+                # Gradients are averaged over the processes, but the loss is a sum over them.
                 (loss * self.group.count).backward()
             total += loss.detach()
         norms = self._gradient_norms() if (step + 1) % training.log_every == 0 or step + 1 == training.steps else None
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), training.clip).item()
+        norm = self.group.whole(nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)).item()
         loss_found = self.group.sum(total).item()
         values = {"loss": loss_found, "learning_rate": rate, "gradient_norm": norm, "gradient_norms": norms}
         for what, number in (("loss", loss_found), ("gradient norm", norm)):  # the same in all processes
@@ -251,26 +263,30 @@ class _Run:
 
     def _diverged(self, reason: str, values: Mapping[str, Any]) -> DivergedError:
         """Create the error to raise, and write the record that studies and ``resume`` read, but no weights."""
+        told = {name: values.get(name) for name in ("loss", "gradient_norm")}
+        found = {"step": self.progress.step, "reason": reason, **told}
+        values = {**self._values(), "final": dict.fromkeys(FINAL), "diverged": found}
         if self.group.is_first:
-            told = {name: values.get(name) for name in ("loss", "gradient_norm")}
-            found = {"step": self.progress.step, "reason": reason, **told}
-            self._record({**self._values(), "final": dict.fromkeys(FINAL), "diverged": found})
+            self._record(values)
         self.group.wait()
         return DivergedError(diverged_message(self.output, self.progress.step, reason))
 
     def _check_weights(self) -> None:
         """Check the weights before they are evaluated or saved: the last step may have made them infinite."""
-        for name, parameter in self.model.named_parameters():
-            if not is_finite(parameter):
-                raise self._diverged(f"its weights {name} are not finite", {})
+        broken = next((name for name, one in self.model.named_parameters() if not is_finite(own_part(one))), None)
+        if self.group.any(broken is not None):
+            raise self._diverged(f"its weights {broken or 'in another process'} are not finite", {})
 
     def _precision(self) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=self.autocast, enabled=self.autocast is not None)
 
     def _gradient_norms(self) -> list[float]:
         """Norm of each layer's gradient before clipping."""
+        none = torch.zeros(())
         return [
-            torch.stack([p.grad.float().norm() for p in layer if p.grad is not None] or [torch.zeros(())]).norm().item()
+            torch.stack([self.group.whole(p.grad.float().norm()) for p in layer if p.grad is not None] or [none])
+            .norm()
+            .item()
             for layer in layers_of(self.model)
         ]
 
@@ -290,32 +306,30 @@ class _Run:
         self.report(progress.step, line)
 
     def _evaluate(self, train_loss: float | None) -> None:
-        """Evaluate on held-out data in the first process, while the others wait."""
+        """Evaluate on held-out data; the processes divide the forward passes."""
         self._check_weights()
-        reason = None
+        self.model.eval()
+        point: dict[str, Any] = {"step": self.progress.step, "train_loss": train_loss}
+        try:
+            with torch.no_grad(), self._precision(), self._interruptible():
+                for name, evaluate in self.evaluations.items():
+                    with self._reporting_tokens(name):
+                        point.update(evaluate(self.model, self.group.divide))
+        except NonFiniteError as error:
+            raise self._diverged(f"held out, {error}", {"loss": train_loss}) from None
+        except Interrupted:
+            if self.progress.step:
+                self.progress.curve.append({name: point[name] for name in UNMEASURED})
+                self._write_checkpoint()
+            raise self._interrupted() from None
+        finally:
+            at_rest(self.model)
+        self.model.train()
+        self.progress.curve.append(finite(point))
         if self.group.is_first:
-            self.model.eval()
-            point: dict[str, Any] = {"step": self.progress.step, "train_loss": train_loss}
-            try:
-                with torch.no_grad(), self._precision(), self._interruptible():
-                    for name, evaluate in self.evaluations.items():
-                        with self._reporting_tokens(name):
-                            point.update(evaluate(self.model))
-            except NonFiniteError as error:
-                reason = f"held out, {error}"
-            except Interrupted:
-                if self.progress.step:
-                    self.progress.curve.append({name: point[name] for name in UNMEASURED})
-                    save_checkpoint(self.output, self.model, self.optimizer, self.progress)
-                raise self._interrupted() from None
-            else:
-                self.model.train()
-                self.progress.curve.append(finite(point))
-                write_atomically(self.output / CURVE, json.dumps(self.progress.curve).encode())
-                self._to_board({f"evaluation/{name}": value for name, value in point.items()} | {"step": point["step"]})
-                self.report(self.progress.step, {"evaluation": point})
-        if self.group.any(reason is not None, self.device):
-            raise self._diverged(reason or "as the first process says", {"loss": train_loss})
+            write_atomically(self.output / CURVE, json.dumps(self.progress.curve).encode())
+        self._to_board({f"evaluation/{name}": value for name, value in point.items()} | {"step": point["step"]})
+        self.report(self.progress.step, {"evaluation": point})
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -338,6 +352,7 @@ class _Run:
 
         def count(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             nonlocal read, told
+            self.group.tick(f"evaluation after step {self.progress.step}")
             if time.monotonic() - told >= TELL_SECONDS:
                 told = time.monotonic()
                 self.report(self.progress.step, {"measuring": evaluation, "tokens": read})
@@ -361,6 +376,14 @@ class _Run:
 
     def _save(self) -> None:
         self._check_weights()
+        self.group.tick(f"the checkpoint of step {self.progress.step}")
+        self._write_checkpoint()
+
+    def _write_checkpoint(self) -> None:
+        """Write a checkpoint, or begin to; the block of ``execute`` waits until it is complete."""
+        if self.divided is not None:
+            self.divided.save(self.progress)
+            return
         if self.group.is_first:
             save_checkpoint(self.output, self.model, self.optimizer, self.progress)
         self.group.wait()
@@ -371,12 +394,19 @@ class _Run:
             self.adapted.merge_and_unload()
         if self.progress.dequantized_from is not None:
             setattr(self.model.config, ORIGIN, self.progress.dequantized_from)  # a resumed run has not read it
-        if self.group.is_first:
+        self.group.tick("writing the model")
+        if self.group.mesh is not None:
+            export(self.model, self.output, self.group.rank, self.group.count)
+        elif self.group.is_first:
             with writing(self.output):
                 self.model.save_pretrained(self.output)
+        self.group.wait()
+        values = self._values()
+        if self.group.is_first:
+            with writing(self.output):
                 self.data.tokenizer.save_pretrained(self.output)
             keep_model(self.output)
-            self._record(self._values())
+            self._record(values)
         self.group.wait()
         return Record.load(self.output)
 
@@ -413,7 +443,7 @@ def run_values(model: PreTrainedModel, progress: Progress, output: Path, trainin
         "best": None if best is None else {"accuracy": best["accuracy"], "step": best["step"]},
         "curve": curve,
         "lambdas": lambdas(model),
-        "gradient_norms": lines[-1]["gradient_norms"] if lines else None,
+        "gradient_norms": lines[-1].get("gradient_norms") if lines else None,
         "diverged": None,
     }
 

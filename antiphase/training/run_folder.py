@@ -20,7 +20,10 @@ METRICS = "metrics.jsonl"
 CURVE = "curve.json"
 """Evaluations so far, for monitoring; a resumed run reads them from its checkpoint instead."""
 RUN = Resumable.named("run", SETTINGS)
-WITHOUT_EFFECT = ("training.threads", "data.cache", "data.tokenizer", "description")
+WITHOUT_EFFECT = (
+    "training.threads", "training.mesh.replicate", "training.mesh.shard", "training.hang_limit", "data.cache",
+    "data.tokenizer", "data.workers", "description",
+)  # fmt: skip
 """Settings that a resumed run may change. Contents of data, tokenizer and initial weights are checked by digests."""
 
 

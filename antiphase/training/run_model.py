@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.config import RunSettings
+from antiphase.config import RunSettings, TrainingSettings
 from antiphase.errors import InputError, naming
 from antiphase.interface import TRITON
 from antiphase.layers.differential import DifferentialAttentionV1
@@ -21,6 +22,8 @@ from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.ops.api import why_no_kernels
 from antiphase.reading.models import ORIGIN, load_tokenizer
 from antiphase.training.device import choose_device
+from antiphase.training.distributed import mesh_sizes, process_count
+from antiphase.training.sharding import blocks, gathered
 from antiphase.training.trained import check_trained
 
 LanguageModel = PreTrainedModel
@@ -54,8 +57,10 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
     ``begins``: whether the run has no checkpoint yet, so that its initial weights are needed.
 
     Raises:
-        InputError: a size is invalid, a device is not available, or an extra is not installed.
+        InputError: a size is invalid, the mesh does not fit the processes, a device is not available, or an extra is
+            not installed.
     """
+    mesh_sizes(settings.training, process_count())
     if begins:
         _start(settings, tokenizer)
     config = model_config(settings, tokenizer)
@@ -85,6 +90,20 @@ def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) ->
         with torch.no_grad():
             for name in checkpoint.model_tensors:
                 model.get_parameter(name).copy_(checkpoint.read(name))
+    return model
+
+
+def fitted(model: PreTrainedModel, training: TrainingSettings) -> PreTrainedModel:
+    """The model with the attention function, dtype, recomputation and compilation that the settings ask for."""
+    if training.precision == "float64":
+        model.double()
+    if training.attn_implementation is not None:
+        model.set_attn_implementation(training.attn_implementation)
+    if training.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    if training.compile:
+        for block in blocks(model):
+            block.forward = torch.compile(block.forward)  # hooks stay outside
     return model
 
 
@@ -175,7 +194,14 @@ def attention_only(model: PreTrainedModel) -> int:
 
 
 def lambdas(model: PreTrainedModel) -> list[float] | None:
-    """λ of each layer (mean over its heads), or None for softmax attention and V2."""
-    layers = [module for module in model.modules() if isinstance(module, DifferentialAttentionV1)]
+    """λ of each layer (mean over its heads), or None for softmax attention and V2.
+
+    If the model is divided over processes, all of them must call this.
+    """
+    found = []
     with torch.no_grad():
-        return [layer.lam().mean().item() for layer in layers] or None
+        for block in blocks(model):
+            layers = [module for module in block.modules() if isinstance(module, DifferentialAttentionV1)]
+            with gathered(block) if layers else nullcontext():
+                found += [layer.lam().mean().item() for layer in layers]
+    return found or None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from antiphase.data import packing
+from antiphase.data import packing, token_files
 from antiphase.data.corpora import documents
 from antiphase.data.packing import PackedTokens, pack
 from antiphase.data.tokenization import train_tokenizer
@@ -57,17 +57,17 @@ def expected_tokens(paths, tokenizer):
 
 
 class Counter:
-    """Counts documents read for tokenization."""
+    """Counts corpora that are tokenized."""
 
     def __init__(self, monkeypatch):
         self.calls = 0
-        original = packing.documents
+        original = packing.write_tokens
 
         def counted(*arguments, **options):
             self.calls += 1
             return original(*arguments, **options)
 
-        monkeypatch.setattr(packing, "documents", counted)
+        monkeypatch.setattr(packing, "write_tokens", counted)
 
 
 # ------------------------------------------------------------------------------------------ the tokens
@@ -76,9 +76,9 @@ class Counter:
 def test_tokens_are_whole_documents_with_the_end_token_between(corpus, tokenizer, tmp_path, monkeypatch):
     expected = expected_tokens(corpus, tokenizer)
     assert expected.count(tokenizer.eos_token_id) == 2
-    for piece, batch in [(packing.PIECE, packing.BATCH), (100, 1), (37, 250), (5, 10_000)]:
-        monkeypatch.setattr(packing, "PIECE", piece)
-        monkeypatch.setattr(packing, "BATCH", batch)
+    for piece, batch in [(token_files.PIECE, token_files.BATCH), (100, 1), (37, 250), (5, 10_000)]:
+        monkeypatch.setattr(token_files, "PIECE", piece)
+        monkeypatch.setattr(token_files, "BATCH", batch)
         packed = pack(corpus, tokenizer, sequence_length=16, cache=tmp_path / f"cache-{piece}")
         assert isinstance(packed.tokens, np.memmap)
         assert packed.tokens.dtype == np.uint16
@@ -134,7 +134,7 @@ def test_cutting_documents_changes_no_token_of_any_tokenizer(name, corpus, tmp_p
     other = OTHER_TOKENIZERS[name]()
     expected = expected_tokens(corpus, other)
     for piece in (7, 41, 300):
-        monkeypatch.setattr(packing, "PIECE", piece)
+        monkeypatch.setattr(token_files, "PIECE", piece)
         packed = pack(corpus, other, sequence_length=8, cache=tmp_path / f"cache-{piece}")
         assert packed.tokens.tolist() == expected
 
@@ -146,10 +146,10 @@ AWKWARD += ["日本", "e\u0301", " \u0301", "<|endoftext|>", "🙂"]
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(AWKWARD), min_size=1, max_size=60), st.integers(1, 30))
 def test_cuts_are_exact_on_awkward_text(tokenizer, monkeypatch, words, piece):
-    monkeypatch.setattr(packing, "PIECE", piece)
+    monkeypatch.setattr(token_files, "PIECE", piece)
     text = "".join(words)
     backend = packing.backend_of(tokenizer)[0]
-    found = [cut for batch in packing.batches([text], backend) for cut, _ in batch]
+    found = [cut for batch in token_files.batches([text], backend) for cut, _ in batch]
     assert "".join(found) == text
     ids = [token for cut in found for token in tokenizer(cut)["input_ids"]]
     assert ids == tokenizer(text)["input_ids"]
@@ -157,9 +157,9 @@ def test_cuts_are_exact_on_awkward_text(tokenizer, monkeypatch, words, piece):
 
 def test_long_documents_are_cut(tokenizer):
     backend = packing.backend_of(tokenizer)[0]
-    batches = list(packing.batches([BOOK * 2500, "short"], backend))
+    batches = list(token_files.batches([BOOK * 2500, "short"], backend))
     longest = max(len(piece) for batch in batches for piece, _ in batch)
-    assert longest < packing.PIECE + 200
+    assert longest < token_files.PIECE + 200
     assert len(batches) == 2
     assert [starts for batch in batches for _, starts in batch].count(True) == 2
 
@@ -296,8 +296,8 @@ def test_other_content_tokenizer_or_column_is_tokenized_again(tokenizer, tmp_pat
 
 
 def test_packing_that_was_interrupted_is_not_taken_for_whole(corpus, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(packing, "PIECE", 100)
-    monkeypatch.setattr(packing, "BATCH", 200)
+    monkeypatch.setattr(token_files, "PIECE", 100)
+    monkeypatch.setattr(token_files, "BATCH", 200)
     cache = tmp_path / "cache"
 
     def interrupt(tokens):
@@ -362,8 +362,8 @@ DIES_HALF_WAY = """
 import os, sys
 from pathlib import Path
 from transformers import PreTrainedTokenizerFast
-from antiphase.data import packing
-packing.PIECE, packing.BATCH = 100, 200
+from antiphase.data import packing, token_files
+token_files.PIECE, token_files.BATCH = 100, 200
 tokenizer = PreTrainedTokenizerFast.from_pretrained(sys.argv[2])
 corpus, cache = [sys.argv[1]], Path(sys.argv[3])
 packing.pack(corpus, tokenizer, sequence_length=16, cache=cache, progress=lambda tokens: os._exit(9))

@@ -1,5 +1,7 @@
 """Training batches depend on seed and step alone, show every block once an epoch, and never show what is held out."""
 
+import hashlib
+import json
 import re
 from dataclasses import replace
 
@@ -24,7 +26,7 @@ from antiphase.data.retrieval import (
 )
 from antiphase.data.streams import SHORTEST_PERIOD, SyntheticStream, TextStream
 from antiphase.errors import InputError
-from antiphase.randomness import keyed_generator
+from antiphase.randomness import KeyedPermutation, keyed_generator
 
 LENGTH = 29
 SYMBOLS = SymbolLanguage(9, 11, 5)
@@ -35,15 +37,31 @@ def synthetic(*, batch_size=8, needle_share=0.5, seed=0):
     return SyntheticStream(TASK, batch_size=batch_size, needle_share=needle_share, key=(seed, "training"))
 
 
-def text(*, blocks=13, batch_size=4, needle_share=0.0, seed=0):
+def text(*, blocks=13, batch_size=4, needle_share=0.0, seed=0, **more):
     """Block i is i at every place; a rest at the end belongs to no block."""
     tokens = numpy.repeat(numpy.arange(blocks + 1, dtype=numpy.uint16) + 100, LENGTH)[: blocks * LENGTH + 3]
     return TextStream(
-        PackedTokens(tokens, LENGTH), TASK, batch_size=batch_size, needle_share=needle_share, key=(seed, "training")
+        PackedTokens(tokens, LENGTH), TASK, batch_size=batch_size, needle_share=needle_share, key=(seed, "training"),
+        **more,
+    )  # fmt: skip
+
+
+def mixed(weights, *, ends=(8 * LENGTH + 3, 13 * LENGTH, 40 * LENGTH - 1), batch_size=10, seed=0, order="keyed"):
+    """As many sources as weights; a token says which block of which source it is in."""
+    ends = ends[: len(weights)]
+    sizes = numpy.diff([0, *ends])
+    tokens = numpy.repeat(100 * (numpy.arange(len(ends)) + 1), sizes) + numpy.arange(sum(sizes)) // LENGTH
+    packed = PackedTokens(tokens.astype(numpy.uint16), LENGTH, ends=ends)
+    return TextStream(
+        packed, TASK, batch_size=batch_size, needle_share=0.0, key=(seed, "training"), weights=weights, order=order
     )
 
 
-@pytest.mark.parametrize("make", [synthetic, text, lambda **k: text(needle_share=0.5, **k)])
+@pytest.mark.parametrize(
+    "make",
+    [synthetic, text, lambda **k: text(needle_share=0.5, **k), lambda **k: text(order="keyed", **k),
+     lambda **k: mixed([0.7, 0.3], **k)],
+)  # fmt: skip
 def test_a_batch_is_a_pure_function_of_seed_and_step(make):
     stream = make()
     forwards = [stream.batch(step) for step in range(12)]
@@ -81,8 +99,9 @@ def test_all_but_the_first_time_counts_in_a_repeated_sequence():
         assert torch.equal(labels[period:], ids[period:])
 
 
-def test_each_epoch_shows_every_block_once_in_an_order_of_its_own():
-    stream = text(blocks=13, batch_size=4)
+@pytest.mark.parametrize("order", ["permutation", "keyed"])
+def test_each_epoch_shows_every_block_once_in_an_order_of_its_own(order):
+    stream = text(blocks=13, batch_size=4, order=order)
     shown = torch.cat([stream.batch(step).input_ids[:, 0] for step in range(39 // 4 + 1)]).tolist()
     epochs = [shown[start : start + 13] for start in (0, 13, 26)]
     for epoch in epochs:
@@ -102,6 +121,89 @@ def test_all_of_a_text_batch_counts_but_the_needles():
     assert needles.sum(1).tolist() == [2 * TASK.needles] * 4
     assert (retrieval[needles] == IGNORED_LABEL).all()
     assert torch.equal(retrieval[~needles], sampled.input_ids[~needles])
+
+
+# ------------------------------------------------------------------------------------------ order and mixtures
+
+
+def test_a_keyed_order_is_another_one_and_holds_nothing():
+    stored, keyed = (text(blocks=500, order=order) for order in ("permutation", "keyed"))
+    assert not torch.equal(stored.batch(0).input_ids, keyed.batch(0).input_ids)
+    (rows,) = keyed._kinds
+    assert isinstance(rows.block.__self__.blocks, range)
+    assert isinstance(rows.block.__self__._places, KeyedPermutation)
+
+
+@pytest.mark.parametrize("weights", [(0.7, 0.3), (0.5, 0.25, 0.25), (0.0001, 0.9999), (1 / 3, 1 / 3, 1 / 3)])
+def test_a_mixture_has_its_weights_in_every_stretch(weights):
+    stream = mixed(weights)
+    chosen = [stream._kinds[0].of_step(step) for step in range(1200)]
+    source_of = numpy.searchsorted(stream.packed.ends, (numpy.array(chosen) + 1) * LENGTH - 1, side="right")
+    for source, weight in enumerate(weights):
+        is_own = source_of == source
+        for rows in (is_own[:1], is_own[:7], is_own[3:250], is_own[900:1100]):
+            assert abs(rows.sum() - weight * rows.size) <= 2
+        assert is_own[:1000].sum() == pytest.approx(weight * 10_000, abs=1)  # one cycle
+
+
+def test_no_block_of_a_mixture_has_two_sources_and_each_source_has_passes_of_its_own():
+    stream = mixed([0.5, 0.3, 0.2])
+    rows = torch.cat([stream.batch(step).input_ids for step in range(30)])
+    assert (rows == rows[:, :1]).all()
+    blocks = numpy.array([stream._kinds[0].of_step(step) for step in range(1100)]).ravel()  # more than a cycle
+    for source, own in enumerate([range(8), range(9, 13), range(13, 39)]):
+        assert stream.packed.blocks_of(source) == own
+        shown = blocks[(blocks >= own.start) & (blocks < own.stop)]
+        passes = shown[: len(shown) // len(own) * len(own)].reshape(-1, len(own))
+        assert (numpy.sort(passes) == list(own)).all()
+        assert len(numpy.unique(passes, axis=0)) > 10
+
+
+def test_a_source_without_a_whole_block_is_refused():
+    with pytest.raises(InputError, match=r"^--data number 2 holds less than one block of data.sequence_length=29;"):
+        mixed([0.5, 0.5], ends=(8 * LENGTH + 3, 9 * LENGTH))
+
+
+def test_a_mixture_of_files_is_prepared_and_its_weights_are_not_part_of_the_tokens(tmp_path, generated_text):
+    for index in range(3):
+        (tmp_path / f"{index}.txt").write_text(generated_text[index * 9000 : index * 9000 + 9000])
+    common = {"source": "text", "sequence_length": 160, "needles": 2, "queries": 1, "needle_share": 0.0}
+    common |= {"paths": [str(tmp_path / "0.txt"), str(tmp_path / "1.txt")], "validation": [str(tmp_path / "2.txt")]}
+    settings = DataSettings(**common, vocabulary_size=400)
+    plain = prepare(settings, tmp_path / "cache")
+    mixture = prepare(replace(settings, weights=[0.9, 0.1], order="keyed"), tmp_path / "cache")
+    assert mixture.content == plain.content
+    packed = mixture.training_text
+    assert len(packed.ends) == 2
+    batch = mixture.stream(batch_size=10, seed=0).batch(0).input_ids
+    second = {tuple(packed.block(index).tolist()) for index in packed.blocks_of(1)}
+    assert sum(tuple(row.tolist()) in second for row in batch) == 1
+
+
+BATCHES_BEFORE = {None: "7e590b63838ad506", 0.5: "9ea23cbff38f2cd8"}
+"""SHA-256 of batches and held-out blocks as version 0.1.0 gave them before text was read in shards, by long share."""
+
+
+@pytest.mark.parametrize("long_share", BATCHES_BEFORE)
+def test_batches_have_not_changed_by_a_bit(long_share, tmp_path, generated_text):
+    third = len(generated_text) // 3
+    (tmp_path / "a.txt").write_text(generated_text[:third])
+    lines = [json.dumps({"text": part}) + "\n" for part in generated_text[third:].split(". ")]
+    (tmp_path / "b.jsonl").write_text("".join(lines))
+    settings = DataSettings(
+        source="text", sequence_length=100, needles=2, queries=1, needle_share=0.25, repeat_share=0.25,
+        vocabulary_size=420, paths=[str(tmp_path / "a.txt"), str(tmp_path / "b.jsonl")], validation_share=0.1,
+        long_share=long_share,
+    )  # fmt: skip
+    data = prepare(settings, tmp_path / "cache")
+    digest = hashlib.sha256()
+    stream = data.stream(batch_size=8, seed=3)
+    for step in (*range(12), 500):
+        batch = stream.batch(step)
+        digest.update(batch.input_ids.numpy().tobytes())
+        digest.update(batch.labels.numpy().tobytes())
+    digest.update(data.validation(7).input_ids.numpy().tobytes())
+    assert digest.hexdigest()[:16] == BATCHES_BEFORE[long_share]
 
 
 # ------------------------------------------------------------------------------------------ held-out text

@@ -2,13 +2,14 @@
 
 import json
 import re
+import shutil
 from dataclasses import dataclass
 
 import pytest
 
 from antiphase.errors import InputError
 from antiphase.folders.contents import check_content, check_start, check_text, is_same_content
-from antiphase.folders.ownership import only_one, written_beside
+from antiphase.folders.ownership import new_folder, only_one, unfinished, written_beside
 from antiphase.folders.work import Resumable, work_in
 
 KIND = Resumable.named("study", "compare.yaml")
@@ -156,3 +157,30 @@ def test_a_folder_written_beside_appears_whole_or_not_at_all(tmp_path):
     assert (tmp_path / "new" / "deep" / "a").read_text() == "x"
     with pytest.raises(OSError, match="not empty"):  # nothing is overwritten
         write(stop=False)
+
+
+def test_a_command_that_was_killed_is_repeated_and_another_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "out"
+
+    def work(words, stop=None):
+        monkeypatch.setattr("sys.argv", ["antiphase", *words.split()])
+        with unfinished(folder), new_folder(folder):
+            (folder / "record.json").write_text(words)
+            if stop is not None:
+                raise stop
+
+    with pytest.raises(Stop):
+        work("look a", Stop())
+    with pytest.raises(InputError, match="exists and is not empty"):
+        work("look b")
+    work("look a")
+    assert [path.name for path in folder.iterdir() if path.name != ".lock"] == ["record.json"]
+    with pytest.raises(InputError, match="exists and is not empty"):  # it is finished
+        work("look a")
+    shutil.rmtree(folder)
+    with pytest.raises(InputError, match="wrong"):
+        work("look a", InputError("wrong"))
+    assert not folder.exists()
+    with pytest.raises(OSError, match="full"):  # what a full disk ends is repeated too
+        work("look a", OSError("full"))
+    work("look a")

@@ -117,7 +117,7 @@ def test_a_held_out_loss_that_is_not_finite_is_a_divergence(tmp_path, settings, 
 
     calls = iter(range(9))
 
-    def evaluate(model):
+    def evaluate(model, divide):
         if next(calls) == 2:  # of steps 0, 5 and 10
             raise NonFiniteError("its losses are NaN or infinite, so nothing can be measured")
         return {"loss": 3.0}

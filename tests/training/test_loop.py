@@ -374,7 +374,7 @@ def test_a_signal_ends_the_validation_before_step_1_at_once(tmp_path, settings, 
     """It goes on with --resume, and comes to the same curve."""
     calls = []
 
-    def begun(model):
+    def begun(model, divide):
         hook = model.get_input_embeddings().register_forward_hook(lambda *parts: calls.append(len(calls)))
         if not calls:
             signal.raise_signal(stop)

@@ -23,7 +23,8 @@ from typing import Any
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from antiphase.data.tokenization import PAD, TRAINING_PIECE, pieces, train_tokenizer
+from antiphase.data.pieces import pieces
+from antiphase.data.tokenization import PAD, TRAINING_PIECE, train_tokenizer
 from antiphase.errors import InputError
 
 UNKNOWN = "<|unknown|>"

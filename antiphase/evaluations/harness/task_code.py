@@ -10,13 +10,14 @@ from typing import Any
 
 import lm_eval.api.metrics
 from jinja2.exceptions import SecurityError
-from jinja2.sandbox import SandboxedEnvironment
 from lm_eval import utils
 from lm_eval.api import task
 from lm_eval.api.registry import metric_registry
 from lm_eval.tasks import _yaml_loader
 
 from antiphase.errors import InputError
+from antiphase.reading.limits import BoundError
+from antiphase.reading.templates import BoundedTemplates
 
 FLAG = "--trust-task-code"
 OWN = Path(lm_eval.__file__).resolve().parent
@@ -36,7 +37,7 @@ def task_code(*, trusted: bool) -> Iterator[None]:
     if trusted:
         yield
         return
-    sandbox = SandboxedEnvironment(undefined=utils.env.undefined, keep_trailing_newline=utils.env.keep_trailing_newline)
+    sandbox = BoundedTemplates(undefined=utils.env.undefined, keep_trailing_newline=utils.env.keep_trailing_newline)
     sandbox.filters.update(utils.env.filters)
     with ExitStack() as stack:
         for home, name, value in (
@@ -48,6 +49,8 @@ def task_code(*, trusted: bool) -> Iterator[None]:
             setattr(home, name, value)
         try:
             yield
+        except BoundError as error:
+            raise InputError(f"a template of the tasks is not usable: {error}; choose other tasks") from None
         except SecurityError as error:
             raise InputError(f"a template executes Python ({error}); read it, then add {FLAG}") from None
 

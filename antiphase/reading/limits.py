@@ -1,0 +1,63 @@
+"""Bounds of time and memory for what a stranger's template makes the program do."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SECONDS = 3.0
+"""Time for one template; the longest that are in use take milliseconds."""
+ROOM = 1 << 29
+"""Bytes of address space that one template may take."""
+
+
+class BoundError(ValueError):
+    """A template took too long, or too much memory."""
+
+
+@contextmanager
+def bounded_work(seconds: float = SECONDS, room: int = ROOM) -> Iterator[None]:
+    """Stop what runs within the block after a time, or when it asks for more memory.
+
+    Time is bounded in the main thread only, where Python delivers signals; memory on Linux only, whose kernel bounds
+    the address space of a process. Other threads must not need memory meanwhile.
+
+    Raises:
+        BoundError: the block reached a bound.
+    """
+    bounds = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _address_space() + room
+    is_timed = threading.current_thread() is threading.main_thread()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise BoundError(f"it takes longer than {seconds:g} s")
+
+    if limit > room and (bounds[0] == resource.RLIM_INFINITY or limit < bounds[0]):
+        resource.setrlimit(resource.RLIMIT_AS, (limit, bounds[1]))
+    previous = signal.signal(signal.SIGALRM, stop) if is_timed else None
+    try:
+        if is_timed:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    except (MemoryError, OverflowError):
+        raise BoundError(f"it takes more than {room >> 20} MiB") from None
+    except RecursionError:
+        raise BoundError("it calls itself without end") from None
+    finally:
+        if is_timed:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+        resource.setrlimit(resource.RLIMIT_AS, bounds)
+
+
+def _address_space() -> int:
+    """Bytes of address space of this process; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            return int(file.read(99).split()[0]) * resource.getpagesize()
+    except OSError:
+        return 0

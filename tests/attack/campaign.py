@@ -1,0 +1,168 @@
+"""``make attack``: kills, disk faults and damaged inputs for every command and reader; its record says what was lost.
+
+``--minute`` is the form of CI. ``--seed`` repeats a campaign: it decides everything but the moments' exact instants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from attack import disk, fuzz, programs, stops, targets  # noqa: E402 – found by the line above
+
+from antiphase.records import Record  # noqa: E402 – after it, as isort has it
+
+FULL = {"kills": 250, "torchrun": 50, "faults": 200, "inputs": 10_000}
+MINUTE = {"kills": 4, "torchrun": 0, "faults": 6, "inputs": 30}
+"""Kills of single processes and studies, kills with torchrun, disk faults, inputs for each reader."""
+QUICK = ("train", "convert", "evaluate perplexity")
+"""Targets of the short form."""
+COLD_SHARE = 0.1
+"""Share of tries whose runs are not forked, so that the kill may come while libraries are imported."""
+
+Try = Callable[[targets.Target, stops.Undisturbed, Path, random.Random], stops.Outcome]
+
+
+class Campaign:
+    """The parts of a campaign, and what they found."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder, self.draw = folder, random.Random(seed)
+        self.inputs = folder / "inputs"
+        self.known: dict[str, stops.Undisturbed] = {}
+        self.wrong: list[str] = []
+
+    def prepare(self) -> None:
+        """Write the inputs, in a process of its own: a process that has computed with torch must not fork."""
+        pid = os.fork()
+        if not pid:
+            targets.make_inputs(self.inputs)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        words = ["train", "--preset", str(self.inputs / "tiny.yaml"), "--output", str(self.inputs / "run")]
+        run = programs.start_warm(words, self.inputs, self.folder / "log")
+        run.wait()
+        assert run.code == 0, run.said
+
+    def kills(self, chosen: Sequence[targets.Target], count: int) -> list[dict[str, Any]]:
+        """Until ``count`` runs were stopped."""
+
+        def attempt(target: targets.Target, whole: stops.Undisturbed, folder: Path, draw: random.Random) -> Any:
+            return stops.attempt(target, whole, folder, draw, warm=target.cold or draw.random() > COLD_SHARE)
+
+        return self._table(chosen, count, lambda target: [attempt])
+
+    def faults(self, chosen: Sequence[targets.Target], count: int) -> list[dict[str, Any]]:
+        """Until ``count`` faults were met."""
+        ways: list[Try] = [disk.small_files]
+        if hasattr(ctypes.CDLL(None), "attack_arm"):
+            ways += [disk.failing_call] * 3
+        if disk.can_mount(self.folder):
+            ways.append(disk.small_disk)
+        warm = [target for target in chosen if not target.cold]
+
+        def fitting(target: targets.Target) -> list[Try]:
+            return [way for way in ways if way != disk.small_disk or target.name not in ("convert", "torchrun")]
+
+        return self._table(warm, count, fitting)
+
+    def _table(
+        self, chosen: Sequence[targets.Target], count: int, ways: Callable[[targets.Target], list[Try]]
+    ) -> list[dict[str, Any]]:
+        """A row for each target: tries, stops by their way, and what was lost."""
+        rows = {target.name: {"target": target.name, "tries": 0, "stops": 0, "lost": 0} for target in chosen}
+        by_way: dict[str, Counter[str]] = {target.name: Counter() for target in chosen}
+        met = tries = 0
+        while chosen and met < count and tries < 4 * count:
+            target = chosen[tries % len(chosen)]
+            tries += 1
+            if target.name not in self.known:
+                self.known[target.name] = stops.undisturbed(target, self.folder)
+            outcome = self.draw.choice(ways(target))(target, self.known[target.name], self.folder, self.draw)
+            row, happened = rows[target.name], len(outcome.stops)
+            row["tries"] += 1
+            row["stops"] += happened
+            row["lost"] += bool(outcome.wrong)
+            met += happened
+            by_way[target.name].update(how.split(" at call")[0].split(" of ")[0] for how in outcome.stops)
+            for words in outcome.wrong:
+                self.wrong.append(f"{target.name} ({'; '.join(outcome.stops)}): {words}")
+                print(f"LOST {self.wrong[-1]}", flush=True)  # noqa: T201 – progress
+        return [{**row, "ways": dict(by_way[name])} for name, row in rows.items()]
+
+
+def main() -> int:
+    """Run the campaign and write its record; 1 if anything was lost."""
+    given = arguments()
+    if not hasattr(ctypes.CDLL(None), "attack_arm") and given.only != "inputs":
+        with TemporaryDirectory() as folder:
+            if (library := programs.build_shim(Path(folder))) is not None:
+                environment = {**os.environ, "LD_PRELOAD": str(library), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+                return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode
+    started, sizes = time.perf_counter(), {**(MINUTE if given.minute else FULL)}
+    sizes = {name: getattr(given, name) if getattr(given, name) is not None else sizes[name] for name in sizes}
+    if given.only != "inputs":
+        programs.warm_up()
+    with TemporaryDirectory() as folder:
+        values, wrong = attack(Campaign(Path(folder), given.seed), sizes, given)
+    values |= {"sizes": sizes, "wrong": wrong}
+    if given.output is not None:
+        record = Record(kind="attack", values=values, seeds=[given.seed], seconds=time.perf_counter() - started)
+        print(record.save(given.output, "attack"))  # noqa: T201 – the path of the result
+    print(f"{len(wrong)} lost" if wrong else "nothing was lost")  # noqa: T201 – the result
+    return int(bool(wrong))
+
+
+def attack(campaign: Campaign, sizes: dict[str, int], given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """All parts, or the one that is asked for; values of the record, and what was lost."""
+    values: dict[str, Any] = {}
+    parts = [given.only] if given.only else list(sizes)
+    if "inputs" in parts and sizes["inputs"]:
+        values["inputs"] = fuzz.all_readers(campaign.folder / "fuzz", sizes["inputs"], given.seed, given.target)
+        campaign.wrong += [line for row in values["inputs"] for line in row["wrong"]]
+    if set(parts) == {"inputs"}:
+        return values, campaign.wrong
+    campaign.prepare()
+    every = targets.targets(campaign.inputs)
+    if given.target:
+        every = [target for target in every if target.name == given.target]
+    elif given.minute:
+        every = [target for target in every if target.name in QUICK]
+    single = [target for target in every if target.processes == 1]
+    if "kills" in parts and sizes["kills"]:
+        values["kills"] = campaign.kills(single, sizes["kills"])
+    if "torchrun" in parts and sizes["torchrun"]:
+        values["torchrun"] = campaign.kills([target for target in every if target.processes > 1], sizes["torchrun"])
+    if "faults" in parts and sizes["faults"]:
+        values["faults"] = campaign.faults(single, sizes["faults"])
+    return values, campaign.wrong
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minute", action="store_true", help="a few tries of each kind")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=tuple(FULL), help="one part")
+    parser.add_argument("--target", help="one command or reader")
+    for name in FULL:
+        parser.add_argument(f"--{name}", type=int, help="number of tries")
+    parser.add_argument("--output", type=Path, help="folder of the record, attack.json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

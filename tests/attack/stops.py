@@ -1,0 +1,146 @@
+"""Commands that are killed or interrupted, resumed, and compared bit by bit with undisturbed runs."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attack.programs import LONGEST, Fault, Run, ranks, start_cold, start_warm
+from attack.targets import Target, fresh, leftovers, result_of
+
+WAYS = ("at a moment", "at a write", "one process", "Ctrl-C", "Ctrl-C twice")
+"""How a run is stopped: SIGKILL of all its processes at a random moment or within a random write, SIGKILL of one of
+them, SIGINT, SIGINT a second time within half a second.
+"""
+
+
+@dataclass
+class Undisturbed:
+    """A run that nothing befell."""
+
+    seconds: float
+    calls: int
+    """Of the shim; 0 where they were not counted."""
+    result: dict[str, str]
+
+
+@dataclass
+class Outcome:
+    """What became of one try: a command that is stopped, perhaps several times, and then finished."""
+
+    target: str
+    stops: list[str] = field(default_factory=list)
+    """The ways in which it was stopped, without those that came too late."""
+    wrong: list[str] = field(default_factory=list)
+    """What was lost, or needed a person."""
+
+
+def start(target: Target, here: Path, place: Path, *, again: bool = False, fault: Fault | None = None) -> Run:
+    """Begin a run of a command, or go on with it."""
+    words = target.command(again=again)
+    if target.cold:
+        return start_cold(words, here, place, fault, processes=target.processes)
+    return start_warm(words, here, place, fault)
+
+
+def undisturbed(target: Target, folder: Path) -> Undisturbed:
+    """Run a command in peace.
+
+    Raises:
+        RuntimeError: it fails.
+    """
+    here = fresh(folder / "here")
+    run = start(target, here, folder / "log")
+    run.wait()
+    if run.code != 0:
+        run.end_group()
+        raise RuntimeError(f"{target.name} does not even work undisturbed: {run.said[-500:]}")
+    return Undisturbed(run.seconds, run.calls, result_of(here))
+
+
+def attempt(
+    target: Target, whole: Undisturbed, folder: Path, draw: random.Random, *, most: int = 3, warm: bool = True
+) -> Outcome:
+    """Stop a command up to ``most`` times, finish it, and compare."""
+    here, outcome = fresh(folder / "here"), Outcome(target.name)
+    for number in range(draw.randint(1, most)):
+        way = draw.choice(WAYS)
+        if way == "at a write" and not whole.calls:
+            way = "at a moment"
+        fault = Fault(call=draw.randint(1, whole.calls)) if way == "at a write" else None
+        if warm:
+            run = start(target, here, folder / "log", again=number > 0, fault=fault)
+        else:  # imports too
+            run = start_cold(target.command(again=number > 0), here, folder / "log", fault, processes=target.processes)
+        _stop(run, way, whole.seconds, draw)
+        _judge(run, way, outcome)
+        if run.code == 0:
+            break
+    finish(target, whole, here, folder, outcome)
+    return outcome
+
+
+def finish(target: Target, whole: Undisturbed, here: Path, folder: Path, outcome: Outcome) -> None:
+    """Go on without disturbance, and note what differs from an undisturbed run."""
+    run = start(target, here, folder / "log", again=True)
+    run.wait()
+    if run.code != 0:
+        run.end_group()
+        outcome.wrong.append(f"does not go on: code {run.code}, {run.said[-400:]}")
+        return
+    found = result_of(here)
+    differing = sorted(name for name in {**found, **whole.result} if found.get(name) != whole.result.get(name))
+    if differing:
+        outcome.wrong.append(f"differs in {', '.join(differing[:4])}")
+    if left := leftovers(here):
+        outcome.wrong.append(f"leaves {', '.join(left[:4])}")
+
+
+def _stop(run: Run, way: str, seconds: float, draw: random.Random) -> None:
+    if way == "at a write":
+        run.wait()
+        run.end_group()
+        return
+    if run.wait(draw.uniform(0.02, 1.0) * seconds):
+        return
+    if way.startswith("Ctrl-C"):
+        run.signal(signal.SIGINT)
+        if way.endswith("twice") and not run.wait(time.monotonic() - run.started + draw.uniform(0.0, 0.5)):
+            run.signal(signal.SIGINT)
+        run.wait()
+    elif way == "one process":
+        found = ranks(run)
+        if found:  # the launcher ends the others
+            run_of_one = found[draw.choice(sorted(found))]
+            _kill(run_of_one)
+            run.wait()
+        else:
+            run.signal(signal.SIGKILL, whole=False)
+            run.wait()
+            if draw.random() < 0.5:  # runs that a killed study leaves behind go on, or end as well
+                run.end_group()
+    else:
+        run.end_group()
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(pid, signal.SIGKILL)
+
+
+def _judge(run: Run, way: str, outcome: Outcome) -> None:
+    """Note how the run ended, and what is wrong with that."""
+    if run.code is None:
+        run.end_group()
+        outcome.wrong.append(f"hangs for {LONGEST:g} s, {way}")
+        return
+    if run.code == 0 or (not way.startswith("Ctrl-C") and run.code == 130):
+        return  # the stop came too late
+    outcome.stops.append(way)
+    if "Traceback" in run.said and way == "Ctrl-C" and outcome.target != "torchrun":  # whose launcher always shows one
+        outcome.wrong.append(f"shows a traceback, {way}: {run.said[-600:]}")

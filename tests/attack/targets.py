@@ -1,0 +1,134 @@
+"""The commands that are attacked: their inputs, and what of their results must be equal bit by bit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PRESET = """\
+model: {hidden_size: 16, num_hidden_layers: 2, intermediate_size: 24, num_attention_heads: 4}
+data: {sequence_length: 25, needles: 3, queries: 2, keys: 7, numbers: 9, fillers: 11, vocabulary_size: 300}
+training: {steps: 40, batch_size: 6, learning_rate: 1e-2, warmup_steps: 3, precision: float32, log_every: 1,
+  evaluate_every: 10, checkpoint_every: 4, device: cpu, threads: 1}
+evaluation: {samples: 4, depths: [0.0, 1.0], validation_sequences: 8, curve_samples: 8}
+compare: {seeds: [0], processes: 1}
+"""
+VOLATILE = {
+    "seconds", "created", "command", "environment", "tokens_per_second", "sha256", "files", "versions", "train_seconds",
+    "training_seconds", "samples_per_second", "sentences_per_second", "step_seconds",
+}  # fmt: skip
+"""Keys of JSON files whose values depend on the clock or the machine."""
+OUT = "out"
+"""What every command writes, in the folder where it runs."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A command, with ``out`` as its output."""
+
+    name: str
+    words: tuple[str, ...]
+    resumable: bool = True
+    """Whether it takes ``--resume``; otherwise the same command is repeated."""
+    processes: int = 1
+    cold: bool = False
+    """Whether it starts interpreters of its own or needs one; it is never forked."""
+
+    def command(self, *, again: bool = False) -> list[str]:
+        """The words after ``antiphase``; ``again``: after it was stopped."""
+        return [*self.words, *(["--resume"] if again and self.resumable else [])]
+
+
+def targets(inputs: Path) -> list[Target]:
+    """The commands, on inputs that ``make_inputs`` has written."""
+    preset, text, model = inputs / "tiny.yaml", inputs / "book.txt", inputs / "model"
+    rows = inputs / "rows.txt"
+    output = ("--output", OUT)
+    held_out = (str(model), "--data", str(text), "--length", "32", "--samples", "8", *output)
+    return [
+        Target("train", ("train", "--preset", str(preset), *output)),
+        Target("train on text", (
+            "train", "--preset", str(preset), "--data", str(text), "--set", "data.sequence_length=160", *output,
+        )),
+        Target("convert", ("convert", str(model), OUT), resumable=False),
+        Target("report", ("report", str(inputs / "run"), "--output", f"{OUT}/page.html"), resumable=False),
+        Target("evaluate perplexity", ("evaluate", "perplexity", *held_out)),
+        Target("evaluate outliers", ("evaluate", "outliers", *held_out)),
+        Target("evaluate needles", (
+            "evaluate", "needles", str(inputs / "run"), "--samples", "4", "--depths", "0,1", *output,
+        )),
+        Target("probe", ("probe", *held_out)),
+        Target("look", ("look", str(model), "--text", "the old boat sails", *output), resumable=False),
+        Target("classify", (
+            "classify", "--train", str(rows), "--model", "cnn", "--seeds", "0,1", "--set", "epochs=3", *output,
+        )),
+        Target("compare", ("compare", "--preset", str(preset), *output), cold=True),
+        Target("torchrun", ("train", "--preset", str(preset), *output), processes=2, cold=True),
+    ]  # fmt: skip
+
+
+def make_inputs(folder: Path) -> None:
+    """Write text, labelled rows, a preset, a model with its tokenizer, and a finished run."""
+    import torch
+
+    from antiphase import AntiphaseConfig, AntiphaseForCausalLM
+    from antiphase.data.tokenization import train_tokenizer
+
+    draw = random.Random(7)
+    words = ["".join(draw.choices("abdeilmnorstu", k=draw.randint(1, 7))) for _ in range(150)]
+    text = " ".join(" ".join(draw.choices(words, k=7)).capitalize() + "." for _ in range(900))
+    folder.mkdir(parents=True)
+    (folder / "tiny.yaml").write_text(PRESET, encoding="utf-8")
+    (folder / "book.txt").write_text(text, encoding="utf-8")
+    (folder / "rows.txt").write_text("".join(f"{'AB'[i % 2]} {words[i]} {words[i + 1]}\n" for i in range(60)))
+    tokenizer = train_tokenizer([text], 400)
+    torch.manual_seed(0)
+    config = AntiphaseConfig(
+        vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        attention_type="softmax", max_position_embeddings=96, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    AntiphaseForCausalLM(config).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+
+
+def result_of(here: Path) -> dict[str, str]:
+    """Digest of each file that a command has written and that the clock does not change; pages by their presence."""
+    found = {}
+    for path in sorted((here / OUT).rglob("*")):
+        name = path.relative_to(here / OUT).as_posix()
+        if path.is_dir() or name.startswith("logs/") or path.name == ".lock":
+            continue
+        if path.suffix == ".json":
+            content: Any = _steady(json.loads(path.read_text(encoding="utf-8")))
+        elif path.suffix == ".jsonl":
+            content = [_steady(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        elif path.suffix in (".html", ".png", ".sha256"):
+            content = "there"
+        else:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+        found[name] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return found
+
+
+def leftovers(here: Path) -> list[str]:
+    """Temporary files and folders that a command has left behind."""
+    return sorted(path.relative_to(here).as_posix() for path in here.rglob("*.tmp"))
+
+
+def _steady(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _steady(value) for key, value in tree.items() if key not in VOLATILE}
+    return [_steady(value) for value in tree] if isinstance(tree, list) else tree
+
+
+def fresh(folder: Path) -> Path:
+    """An empty folder in which a command runs."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    return folder

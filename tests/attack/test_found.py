@@ -1,0 +1,282 @@
+"""What attacks have found, each as it was tried: one sentence of bounded length, no hang, no gigabytes."""
+
+import gzip
+import json
+import resource
+import time
+
+import pytest
+import yaml
+from jinja2 import StrictUndefined
+
+from antiphase import cli
+from antiphase.config import load_preset
+from antiphase.data.corpora import documents
+from antiphase.data.tokenization import in_chat
+from antiphase.errors import InputError, shown
+from antiphase.reading import files
+from antiphase.reading.files import parse_yaml
+from antiphase.reading.limits import BoundError, bounded_work
+from antiphase.reading.models import load_tokenizer, read_config
+from antiphase.reading.templates import Templates
+from antiphase.scoring.loading import load_model
+from antiphase.tasks.task_files import read_task
+from antiphase.tasks.tasks import load_task
+
+
+def bomb(deep=9):
+    """Nested lists in which every alias stands for ten of the one before: 10^deep values in a few hundred bytes."""
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    for before, name in zip("abcdefghijkl"[: deep - 1], "bcdefghijklm", strict=False):
+        lines.append(f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]")
+    return "\n".join(lines)
+
+
+@pytest.fixture
+def brief():
+    """At the end, the test has taken neither time nor memory."""
+    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert time.monotonic() - started < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # KiB
+
+
+# ------------------------------------------------------------------------------------------ YAML and long values
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "!!timestamp x", "!!int ''", "!!float x", "!!binary x", "!!python/object:os.system x", "!!bool maybe",
+        "!!omap 3",
+        "? [a]\n: b", "&a [*a]", "*a", "- <<: 3", "!!set [a]", "!!pairs {a: b}", "2024-02-31", "0x", "1:99999999999:3",
+        "[" * 5000, "!!map 3", "{a: 1, <<: [3]}", "\x00",
+    ],
+)  # fmt: skip
+def test_a_value_that_yaml_cannot_make_costs_one_sentence(refused, tiny_preset, text):
+    words = ["train", "--preset", str(tiny_preset), "--output", "o", "--set", f"training.steps={text}"]
+    refused("^antiphase: ", words)
+
+
+def test_aliases_are_counted_as_often_as_they_repeat(brief):
+    with pytest.raises(InputError, match=r"aliases repeat too much\); mend it"):
+        parse_yaml(bomb(), "--x", "mend it")
+    assert parse_yaml("a: &a [1, 2]\nb: [*a, *a]", "--x", "") == {"a": [1, 2], "b": [[1, 2], [1, 2]]}
+    assert parse_yaml(bomb(4), "--x", "")["d"][9][9][9][9] == "x"
+
+
+@pytest.mark.parametrize("key", ["training.steps", "description", "data.paths", "model.dex_heads"])
+def test_an_alias_bomb_in_any_key_is_refused_at_once(tmp_path, tiny_preset, brief, key):
+    section, _, field = key.partition(".")
+    text = f"{bomb()}\n{section}: {{{field}: *i}}\n" if field else f"{bomb()}\n{section}: *i\n"
+    (tmp_path / "bomb.yaml").write_text(text)
+    with pytest.raises(InputError, match="aliases repeat too much"):
+        load_preset(str(tmp_path / "bomb.yaml"))
+    with pytest.raises(InputError, match="aliases repeat too much"):
+        read_task(str(tmp_path / "bomb.yaml"))
+
+
+def test_a_yaml_file_of_megabytes_is_not_parsed(tmp_path, brief):
+    (tmp_path / "large.yaml").write_text("a: [" + "x, " * 400_000 + "]\n")
+    with pytest.raises(InputError, match="the file is larger than 1 MiB; give a YAML mapping"):
+        load_preset(str(tmp_path / "large.yaml"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["x" * 10**6, [[0] * 1000] * 1000, {"a": {"b": {"c": {"d": 1}}}}, 16**20_000, -(16**20_000), list("abc")],
+    ids=["text", "list", "deep", "number", "negative", "short"],
+)
+def test_long_values_are_shown_in_part(value):
+    assert 0 < len(shown(value)) < 1500
+    assert shown([1, 2]) == "[1, 2]"
+    assert shown({"b": 1, "a": "x"}) == "{'b': 1, 'a': 'x'}"
+
+
+@pytest.mark.parametrize("value", [16**5000, 10**30, -(10**30)], ids=["long", "31 digits", "negative"])
+@pytest.mark.parametrize(
+    "key", ["training.steps", "training.seed", "description", "model.vocab_size", "model.head_dim"]
+)
+def test_numbers_of_thousands_of_digits_are_not_printed(refused, tiny_preset, key, value):
+    words = ["train", "--preset", str(tiny_preset), "--output", "o", "--set", f"{key}={value:#x}"]
+    if key == "description":
+        assert len(load_preset(str(tiny_preset), [f"{key}={value:#x}"]).run.description) < 200
+    else:
+        refused(f"{key} must have at most 30 digits, got", words)
+
+
+def test_a_message_is_shorter_than_300_characters_and_keeps_its_end(monkeypatch, capsys):
+    def fail(**options):
+        raise InputError(f"--flag {'x' * 5000}: this is wrong; give a shorter one")
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    said = capsys.readouterr().err
+    assert len(said) < 300
+    assert said.startswith("antiphase: --flag xxx")
+    assert said.endswith("x: this is wrong; give a shorter one\n")
+
+
+# ------------------------------------------------------------------------------------------ templates
+
+TEMPLATES = {
+    "a long text": "{{ 'a' * 10 ** 10 }}",
+    "a wide column": "{{ 'a' | center(10 ** 10) }}",
+    "a wide number": "{{ '%9999999999d' % 1 }}",
+    "a large power": "{{ 7 ** (7 ** 8) }}",
+    "loops": "{% for a in text %}{% for b in range(9999) %}{% for c in range(9999) %}"
+    "{% endfor %}{% endfor %}{% endfor %}",
+    "itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "twice as long": "{% set x = namespace(a='a') %}{% for i in range(60) %}{% set x.a = x.a ~ x.a %}{% endfor %}",
+    "Python": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "a missing place": "{{ '{0}'.format() }}",
+    "no number": "{{ '' | int + {} }}",
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        (field, name) for field in ("prompt", "label_words", "keep", "target") for name, text in TEMPLATES.items()
+        if "{%" not in text or field in ("prompt", "label_words")  # an expression has no statements
+    ],
+)  # fmt: skip
+def test_a_template_is_stopped(tmp_path, text_tokenizer, brief, monkeypatch, name, field):
+    monkeypatch.setattr("antiphase.reading.limits.bounded_work.__wrapped__.__defaults__", (0.3, 1 << 29))
+    text = TEMPLATES[name]
+    if field in ("keep", "target"):
+        text = text.removeprefix("{{ ").removesuffix(" }}")
+    (tmp_path / "rows.txt").write_text("A one two\nB three four\n" * 3)
+    task = {"kind": "classification", "data": "rows.txt", "prompt": "{{ text }}", field: text}
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
+    with pytest.raises(InputError, match=r"^--task \S+task\.yaml: "):
+        load_task(str(tmp_path / "task.yaml"), text_tokenizer)
+
+
+def test_a_chat_template_is_stopped(text_tokenizer, tiny_config, tmp_path, brief):
+    text_tokenizer.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(str(tmp_path))
+    tokenizer.chat_template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(InputError, match=r"chat template cannot be used \(it takes longer than 3 s\)"):
+        in_chat(tokenizer, "hello")
+    tokenizer.chat_template = "{{ '{1}'.format(2) }}"
+    with pytest.raises(InputError, match="chat template cannot be used"):
+        in_chat(tokenizer, "hello")
+
+
+def test_bounds_end_with_their_block():
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(BoundError, match=r"longer than 0\.1 s"), bounded_work(seconds=0.1):
+        time.sleep(5)
+    with bounded_work(seconds=0.1):
+        pass
+    time.sleep(0.2)
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    assert Templates(undefined=StrictUndefined).from_string("{{ 2 ** 8 }} {{ a }}").render(a=1) == "256 1"
+
+
+# ------------------------------------------------------------------------------------------ compressed text
+
+
+@pytest.mark.parametrize("name", ["bomb.txt.gz", "bomb.jsonl.gz", "bomb.csv.gz"])
+def test_a_file_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatch, brief, name):
+    monkeypatch.setattr(files, "SMALL", 1 << 20)
+    with gzip.open(tmp_path / name, "wb") as file:
+        for _ in range(64):
+            file.write(b"a" * (1 << 20))
+    with pytest.raises(InputError, match=r"--data \S+gz: it unpacks to more than 200 times its size, which no text do"):
+        list(documents([str(tmp_path / name)]))
+
+
+def test_text_that_compresses_well_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "SMALL", 1 << 10)
+    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
+        file.write("".join(f"line {number} of the text\n" for number in range(9999)))
+    (text,) = documents([str(tmp_path / "a.txt.gz")])
+    assert text.endswith("line 9998 of the text\n")
+
+
+# ------------------------------------------------------------------------------------------ sizes
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("training.threads=100000", "training.threads must lie between 1 and 1024"),
+        ("data.keys=1000000000000000", "data.keys must lie between 1 and 1000000"),
+        ("model.num_hidden_layers=100000000", "model.num_hidden_layers must lie between 1 and 10000"),
+    ],
+)
+def test_numbers_that_no_machine_has_are_refused(refused, tiny_preset, setting, said):
+    refused(said, ["train", "--preset", str(tiny_preset), "--output", "o", "--set", setting])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "model.hidden_size=1000000000000", "data.sequence_length=100000000000000",
+        "training.batch_size=100000000000000",
+        "model.intermediate_size=9000000000000000000",
+    ],
+)  # fmt: skip
+def test_sizes_that_no_memory_holds_cost_one_sentence(antiphase, tiny_preset, setting):
+    code, _, err = antiphase(["train", "--preset", str(tiny_preset), "--output", "o", "--set", setting])
+    assert code == 2, err
+    assert err.count("\n") == 1
+
+
+# ------------------------------------------------------------------------------------------ models of strangers
+
+
+@pytest.fixture
+def saved(tmp_path, tiny_model, text_tokenizer):
+    """A whole model in a folder, and a function that changes its configuration."""
+    folder = tmp_path / "model"
+    tiny_model("softmax", vocab_size=len(text_tokenizer)).save_pretrained(folder)
+    text_tokenizer.save_pretrained(folder)
+
+    def change(**values):
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+        return str(folder)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"num_hidden_layers": 10**8}, "config.json cannot be used"),
+        ({"vocab_size": 10**9}, r"its config.json asks for \d\d,000"),
+        ({"hidden_size": 48 * 10**5, "head_dim": 6}, "its config.json asks for "),
+        ({"attn_implementation": "kernels-community/flash-attn"}, "is code of the Hub, never run here"),
+        ({"attn_implementation": {"": "someone/kernel"}}, "is code of the Hub, never run here"),
+    ],
+)
+def test_a_configuration_neither_fills_the_memory_nor_runs_code(saved, brief, changed, said):
+    with pytest.raises(InputError, match=said) as caught:
+        load_model(saved(**changed))
+    assert str(caught.value).startswith("MODEL ")
+
+
+def test_a_configuration_of_a_foreign_model_with_endless_layers(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 100000000}')
+    with pytest.raises(InputError, match="num_hidden_layers must be a whole number up to 10000, got 100000000"):
+        read_config(str(tmp_path), flag="MODEL")
+
+
+def test_an_adapter_leads_to_no_other_model(saved, tmp_path):
+    folder = tmp_path / "model"
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/else", "peft_type": "LORA"}')
+    with pytest.raises(InputError, match=r"adapter_config\.json names another model"):
+        load_model(str(folder))
+
+
+def test_the_weights_of_an_index_lie_in_its_folder(saved, tmp_path):
+    folder = tmp_path / "model"
+    (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "../outside.safetensors"}}')
+    with pytest.raises(InputError, match=r"lacks \.\./outside\.safetensors, which its"):
+        load_model(str(folder))

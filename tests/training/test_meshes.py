@@ -1,0 +1,139 @@
+"""Runs of several processes: every mesh has the losses of one process, and goes on as any other."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from antiphase.training.checkpoint import checkpoints
+from support.records import values
+
+ROOT = Path(__file__).parent.parent
+KINDS = ("softmax", "differential", "differential_v2")
+EXACT = ("training.precision=float64", "training.batch_size=7", "training.micro_batch_size=2", "training.steps=50",
+         "training.evaluate_every=25", "training.checkpoint_every=20")  # fmt: skip
+"""Neither 2 nor 4 processes divide 7 sequences, and they take different numbers of passes."""
+
+
+@pytest.fixture
+def train_all(tiny_preset):
+    """``train_all(2, {folder: overrides})``: train in several processes, which must succeed."""
+
+    def execute(processes, runs, *, resume=False):
+        jobs = [(str(tiny_preset), str(folder), list(overrides), resume) for folder, overrides in runs.items()]
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+        done = subprocess.run(
+            [sys.executable, *launcher, str(ROOT / "support" / "several_runs.py"), json.dumps(jobs)],
+            capture_output=True, text=True, check=False, timeout=1200, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+    return execute
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def worst(first, second, name):
+    """Largest relative difference of a logged number."""
+    pairs = list(zip(metrics(first), metrics(second), strict=True))
+    return max(abs(one[name] - other[name]) / abs(one[name]) for one, other in pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "meshes"),
+    [
+        pytest.param(2, {"ddp": (), "shard": ("shard=2",)}, marks=pytest.mark.essential),
+        (4, {"ddp": (), "shard": ("shard=4",), "both": ("replicate=2", "shard=2")}),
+    ],
+)
+def test_every_mesh_has_the_losses_of_one_process(tmp_path, run, train_all, processes, meshes):
+    runs = {}
+    for kind in KINDS:
+        chosen = (*EXACT, f"model.attention_type={kind}")
+        run(tmp_path / f"{kind}-one", *chosen)
+        for name, mesh in meshes.items():
+            runs[tmp_path / f"{kind}-{name}"] = [*chosen, *(f"training.mesh.{size}" for size in mesh)]
+    train_all(processes, runs)
+    for kind in KINDS:
+        alone = tmp_path / f"{kind}-one"
+        for name in meshes:
+            folder = tmp_path / f"{kind}-{name}"
+            assert worst(alone, folder, "loss") < 1e-10
+            assert worst(alone, folder, "gradient_norm") < 1e-10
+            for one, other in zip(metrics(alone), metrics(folder), strict=True):
+                assert (other["lambdas"] or []) == pytest.approx(one["lambdas"] or [], abs=1e-6)  # fp32
+                assert other["gradient_norms"] == pytest.approx(one["gradient_norms"], rel=1e-5)
+            for one, other in zip(values(alone)["curve"], values(folder)["curve"], strict=True):
+                assert other["accuracy"] == one["accuracy"]
+                assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)  # fp32
+            weights, others = load_file(alone / "model.safetensors"), load_file(folder / "model.safetensors")
+            assert weights.keys() == others.keys()
+            for weight in weights:
+                torch.testing.assert_close(others[weight], weights[weight], rtol=0, atol=1e-9)
+            for file in ("config.json", "generation_config.json", "README.md"):
+                assert (folder / file).read_bytes() == (alone / file).read_bytes()
+
+
+WIDE = ("model.hidden_size=64", "model.intermediate_size=160", "data.sequence_length=64", "data.fillers=300",
+        "training.batch_size=8", "training.steps=50", "training.evaluate_every=50")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_meshes_differ_in_fp32_as_numbers_of_threads_do(tmp_path, run, train_all, kind):
+    """At most twice as much, because several sums change at once."""
+    chosen = (*WIDE, f"model.attention_type={kind}")
+    run(tmp_path / "one", *chosen)
+    try:
+        run(tmp_path / "threads", *chosen, "training.threads=2")
+    finally:
+        torch.set_num_threads(1)
+    train_all(2, {tmp_path / "shard": [*chosen, "training.mesh.shard=2"]})
+    bound = worst(tmp_path / "one", tmp_path / "threads", "loss")
+    assert 0 < worst(tmp_path / "one", tmp_path / "shard", "loss") <= 2 * bound
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_with_any_number_of_processes(tmp_path, run, train_all, outcome):
+    """Divided by two, read whole by one, divided by four; the losses are those of a run that never stopped."""
+    chosen = [*EXACT, "model.lambda_form=scalar"]  # a weight of one number, which most processes have no part of
+    folder = tmp_path / "parts"
+    run(tmp_path / "whole", *chosen)
+    train_all(2, {folder: [*chosen, "training.mesh.shard=2"]})
+    for processes, mesh in ((1, ()), (4, ("training.mesh.shard=4",)), (4, ("training.mesh.shard=2",)), (2, ())):
+        newest, before = checkpoints(folder)
+        assert (newest.name, before.name) == ("step-00000050", "step-00000040")
+        (newest / "checkpoint.json").unlink()  # goes on from the one before
+        (folder / "record.json").unlink()
+        if processes == 1:
+            run(folder, *chosen, resume=True)
+        else:
+            train_all(processes, {folder: [*chosen, *mesh]}, resume=True)
+        assert worst(tmp_path / "whole", folder, "loss") < 1e-10
+        if not mesh:
+            assert (checkpoints(folder)[0] / "model.safetensors").is_file()
+            whole, parts = outcome(tmp_path / "whole"), outcome(folder)
+            for name, tensor in whole["optimizer"].items():
+                torch.testing.assert_close(parts["optimizer"][name], tensor, rtol=0, atol=1e-9)
+    assert AutoModelForCausalLM.from_pretrained(folder).dtype == torch.float64
+
+
+@pytest.mark.slow
+def test_bf16_is_gathered_as_autocast_rounds_it(tmp_path, train_all):
+    """λ, norms and the residual stream stay in fp32, so the losses are those of autocast with whole weights."""
+    chosen = ["training.precision=bfloat16", "training.batch_size=8", "training.gradient_checkpointing=true"]
+    shard = [*chosen, "training.mesh.shard=2"]
+    train_all(2, {tmp_path / "ddp": chosen, tmp_path / "shard": shard})
+    first, second = metrics(tmp_path / "ddp")[0], metrics(tmp_path / "shard")[0]
+    assert second["loss"] == first["loss"]
+    assert second["lambdas"] == pytest.approx(first["lambdas"], rel=1e-6)
+    assert worst(tmp_path / "ddp", tmp_path / "shard", "loss") < 1e-3
