@@ -185,7 +185,7 @@ def connect(address: str | None) -> str:
     """
     variables = os.environ  # noqa: TID251 – Ray's own variables, which it reads when it is imported
     variables["RAY_USAGE_STATS_ENABLED"] = "0"
-    variables.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
+    variables["RAY_DEDUP_LOGS_SKIP_REGEX"] = "^"  # print none of its lines among ours: what dies is told by ``_again``
     given = address or variables.get("RAY_ADDRESS") or "auto"
     if given != "auto":
         _check_answers(given)

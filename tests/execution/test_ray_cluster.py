@@ -124,21 +124,21 @@ def results(output):
 def test_a_grid_of_eight_runs_survives_the_death_of_a_node(cluster, tiny_preset, tmp_path):
     words = [sys.executable, "-m", "antiphase", "tune", "--preset", str(tiny_preset), "--learning-rates", "1e-3,2e-3"]
     words += [word for setting in SETTINGS for word in ("--set", setting)]
-    on_ray = [*words, "--output", "ray", "--executor", "ray", "--ray-address", cluster.address]
+    on_ray = [*words, "--output", "on-cluster", "--executor", "ray", "--ray-address", cluster.address]
     with subprocess.Popen(
         [*on_ray, "--set", "compare.processes=3"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True,
     ) as driver:  # fmt: skip
-        killed = kill_one_that_trains(cluster, tmp_path / "ray")
+        killed = kill_one_that_trains(cluster, tmp_path / "on-cluster")
         printed, _ = driver.communicate()
     assert driver.returncode == 0, printed
     assert "Ray: 3 nodes for runs with 1 CPUs and 0 GPUs each" in printed
     assert f"{killed}: lost its node" in printed
     assert "raylet" not in printed.lower(), printed
-    local = [*words, "--output", "local", "--set", "compare.processes=3", "--set", "training.threads=1"]
+    local = [*words, "--output", "on-machine", "--set", "compare.processes=3", "--set", "training.threads=1"]
     done = subprocess.run(local, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    expected, found = results(tmp_path / "local"), results(tmp_path / "ray")
+    expected, found = results(tmp_path / "on-machine"), results(tmp_path / "on-cluster")
     assert len([name for name in expected if name.endswith("model.safetensors")]) == 8
     assert found.keys() == expected.keys()
     for name, one in expected.items():
