@@ -20,7 +20,7 @@ from antiphase.cli.groups import late_group
 from antiphase.errors import DIVERGED, DivergedError, InputError, Interrupted, is_lack_of_memory
 
 COMMANDS: tuple[str | Callable[..., None], ...] = (
-    "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations",
+    "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations", "estimate",
     "probe", "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
     "reproduce", tools.report, tools.build, tools.env,
 )  # fmt: skip

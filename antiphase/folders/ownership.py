@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from antiphase.errors import InputError
+from antiphase.folders.holders import HOLDER, confirm_held, held, held_elsewhere
 from antiphase.records import command_line, write_atomically, writing
 
 LOCK = ".lock"
@@ -23,7 +24,8 @@ def is_free(folder: Path) -> bool:
     if not folder.exists():
         return True
     return folder.is_dir() and all(
-        path.name == LOCK or (path.name.startswith(".") and path.suffix == ".tmp") for path in folder.iterdir()
+        path.name in (LOCK, HOLDER) or (path.name.startswith(".") and path.suffix == ".tmp")
+        for path in folder.iterdir()
     )
 
 
@@ -83,6 +85,9 @@ def make_folder(folder: Path) -> bool:
 def only_one(folder: Path) -> Iterator[None]:
     """Lock the folder for this process; create it if it is missing, and remove it if it stays empty.
 
+    A lock ends with its process. Where another machine held the folder and died, it is free a minute later
+    (``holders.py``).
+
     Raises:
         InputError: another process uses it, or it cannot be created.
     """
@@ -95,7 +100,12 @@ def only_one(folder: Path) -> Iterator[None]:
             f"--output {folder} is in use by another process; wait for it or choose another folder"
         ) from None
     try:
-        yield
+        if (other := held_elsewhere(folder)) is not None:
+            raise InputError(
+                f"--output {folder} is in use by another process on {other.host}; wait for it or choose another folder"
+            )
+        with held(folder):
+            yield
     finally:
         lock.release()
         if made and not any(path.name != LOCK for path in folder.iterdir()):
@@ -103,7 +113,7 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a process has locked the folder."""
+    """Whether a process of this machine or of another one that lives has locked the folder."""
     if not (folder / LOCK).is_file():
         return False
     lock = FileLock(folder / LOCK)
@@ -112,7 +122,7 @@ def is_in_use(folder: Path) -> bool:
     except Timeout:
         return True
     lock.release()
-    return False
+    return held_elsewhere(folder) is not None
 
 
 @contextmanager
@@ -166,6 +176,7 @@ def written_beside(target: Path) -> Iterator[Path]:
             yield beside
             for path in (*beside.rglob("*"), beside):
                 sync(path)
+            confirm_held()
             beside.rename(target)
             sync(target.parent)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,13 +16,15 @@ from antiphase.config import CompareSettings, Preset, RunSettings, arm_run
 from antiphase.data.prepare import PreparedData, check_task, prepare
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
+from antiphase.execution.executor import Executor
+from antiphase.execution.local import LOCAL
 from antiphase.folders.contents import check_content
 from antiphase.folders.ownership import only_one, undone_if_refused
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import read_yaml
 from antiphase.records import DEQUANTIZED, Record, finite, write_atomically
 from antiphase.scoring.needles import tasks_of
-from antiphase.studies.jobs import Job, Report, parallel_runs, run_jobs
+from antiphase.studies.jobs import Job, Report, run_jobs
 from antiphase.studies.runs import RunResult, run_of
 from antiphase.training.run_folder import WITHOUT_EFFECT
 from antiphase.training.run_model import check_settings
@@ -58,6 +59,8 @@ class Grid:
     variants: Sequence[Variant] = (Variant(),)
     asked: Mapping[str, Any] = field(default_factory=dict)
     """What the study was asked for besides the preset, for its settings and its record."""
+    executor: Executor = LOCAL
+    """Where the runs are made; neither settings nor records depend on it."""
 
     @cached_property
     def jobs(self) -> list[Job]:
@@ -107,6 +110,7 @@ class Grid:
         with only_one(self.output):
             self.check(resume=resume)  # once more: another process may have worked here meanwhile
             with undone_if_refused(self.output):
+                self.executor.check(self.output, self._paths(), say)
                 path = self.output / SETTINGS
                 is_new = not path.is_file()
                 if is_new:
@@ -115,7 +119,10 @@ class Grid:
                 data = prepare(first.settings.data, self.output / "tokens", progress=say)
                 self._check_sizes(data)
                 check_content(self.output, data.content)
-            yield data
+            try:
+                yield data
+            finally:
+                self.executor.close()
 
     def check(self, *, resume: bool) -> None:
         """Whether the folder can hold this study: it is free, or holds this very study and ``--resume`` was given.
@@ -126,6 +133,14 @@ class Grid:
         if STUDY.begun(self.output, resume=resume):
             before, now = dotted(self._kept()), dotted(yaml.safe_load(self._text()))
             STUDY.check_same(self.output, before, now, free=MAY_CHANGE)
+
+    def _paths(self) -> list[str]:
+        """Files and folders on this machine that the runs will read."""
+        data, begun = self.preset.run.data, self.output / "start"
+        named = [*data.paths, *data.validation, data.tokenizer, data.cache]
+        named += [job.settings.training.start_from for job in self.jobs]
+        given = dict.fromkeys(path for path in named if path is not None and Path(path).exists())
+        return [path for path in given if not Path(path).is_relative_to(begun)]
 
     def _text(self) -> str:
         return yaml.safe_dump(self.settings, sort_keys=False)
@@ -154,15 +169,15 @@ class Grid:
             for task in needle_tasks(self.preset.run, data):
                 check_task(task)
 
-    def train(self, report: Report) -> None:
-        """Train all runs that are not finished, as many at a time as there are cores or GPUs.
+    def train(self, report: Report, say: Callable[[str], None] = lambda message: None) -> None:
+        """Train all runs that are not finished, as many at a time as there are cores or GPUs, here or on the cluster.
 
         Raises:
             InputError, Interrupted: as ``run_jobs``.
         """
-        cores = os.cpu_count() or 1
-        at_once = parallel_runs(self.jobs, self.preset.compare.processes, cores)
-        run_jobs(self.jobs, self.output, processes=at_once, cores=cores, report=report)
+        devices = [job.settings.training.device for job in self.jobs]
+        pool = self.executor.pool(devices, self.preset.compare.processes, say)
+        run_jobs(self.jobs, self.output, pool=pool, report=report)
 
     def result(self, job: Job) -> RunResult:
         """The result of a finished run."""

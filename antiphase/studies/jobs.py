@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
-
 from antiphase.config import RunSettings, to_yaml
 from antiphase.errors import DIVERGED, InputError, Interrupted
+from antiphase.execution.executor import Command, Pool, Running
 from antiphase.folders.contents import check_model, check_text
 from antiphase.folders.ownership import is_in_use
 from antiphase.records import write_atomically
-from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_metrics
 
 POLL_SECONDS = 0.5
@@ -43,25 +38,8 @@ Report = Callable[[Job, int, dict[str, Any]], None]
 """Job, steps done, last line of its metrics."""
 
 
-def parallel_runs(jobs: Sequence[Job], wanted: int | None, cores: int) -> int:
-    """How many jobs run at a time: one for each core, or one for each GPU that they may be shared out over."""
-    if wanted is not None:
-        return max(1, min(wanted, len(jobs)))
-    on_gpu = any(choose_device(job.settings.training.device).type == "cuda" for job in jobs)
-    return max(1, min(len(gpus_of(jobs)) if on_gpu else cores, len(jobs)))
-
-
-def gpus_of(jobs: Sequence[Job]) -> list[str]:
-    """The machine's GPUs as CUDA_VISIBLE_DEVICES names them; none where jobs ask for a certain device."""
-    devices = [choose_device(job.settings.training.device) for job in jobs]
-    if any(device.type != "cuda" or device.index is not None for device in devices):
-        return []
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")  # noqa: TID251 – CUDA's own
-    return named.split(",") if named else [str(index) for index in range(torch.cuda.device_count())]
-
-
-def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, report: Report) -> None:
-    """Run every job that has no record yet, ``processes`` at a time; cores and GPUs are shared out among them.
+def run_jobs(jobs: Sequence[Job], output: Path, *, pool: Pool, report: Report) -> None:
+    """Run every job that has no record yet, as many at a time as the pool has places.
 
     A run that diverges has a record, too, which says so (``RunResult.is_diverged``); the others continue.
 
@@ -73,11 +51,8 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, r
         Interrupted: Ctrl-C or termination; every run has written its checkpoint.
         RuntimeError: a run broke; the message names its log.
     """
-    threads = max(1, cores // processes)
     waiting = list(jobs)
-    running: dict[Job, subprocess.Popen[bytes]] = {}
-    gpus = gpus_of(jobs)
-    taken: dict[Job, str] = {}
+    running: dict[Job, Running] = {}
     with ExitStack() as stack:
         stack.callback(_stop, running)
         stack.enter_context(_terminated_like_ctrl_c())
@@ -90,24 +65,21 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, processes: int, cores: int, r
                         _check_text(job, jobs[0], output)
                         waiting.remove(job)
                         _report(job, output, report, done=True)
-                    elif len(running) + len(left_behind) < processes:
+                    elif len(running) + len(left_behind) < pool.slots:
                         waiting.remove(job)
-                        used = [taken[other] for other in running if other in taken]
-                        if gpus:
-                            taken[job] = min(gpus, key=used.count)
-                        running[job] = start_run(job, output, threads, taken.get(job))
+                        running[job] = pool.start(command_of(job, output, pool.threads))
                 if not waiting and not running:
                     break
                 time.sleep(POLL_SECONDS)
                 for job in left_behind:
                     _report(job, output, report)
                 for job, process in list(running.items()):
-                    ended = process.poll() is not None
-                    if ended:
+                    code = process.poll()
+                    if code is not None:
                         del running[job]
-                        _check(job, process.returncode, output)
+                        _check(job, code, output)
                         _check_text(job, jobs[0], output)
-                    _report(job, output, report, done=ended)
+                    _report(job, output, report, done=code is not None)
         except KeyboardInterrupt:
             raise Interrupted("every run has written a checkpoint") from None
 
@@ -125,8 +97,8 @@ def _report(job: Job, output: Path, report: Report, *, done: bool = False) -> No
     report(job, job.settings.training.steps if done else step, lines[-1] if lines else {})
 
 
-def start_run(job: Job, output: Path, threads: int, gpu: str | None) -> subprocess.Popen[bytes]:
-    """``antiphase train`` on a settings file of its own, which people can run by hand; it sees only one GPU."""
+def command_of(job: Job, output: Path, threads: int) -> Command:
+    """``antiphase train`` on a settings file of its own, which is written here and which people can run by hand."""
     settings = job.settings
     if settings.training.threads is None:
         settings = replace(settings, training=replace(settings.training, threads=threads))
@@ -134,12 +106,8 @@ def start_run(job: Job, output: Path, threads: int, gpu: str | None) -> subproce
     logs.mkdir(parents=True, exist_ok=True)
     path = logs / f"{job.name}.yaml"
     write_atomically(path, to_yaml(settings).encode())
-    command = [sys.executable, "-m", "antiphase", "train", "--preset", str(path), "--output", str(output / job.name)]
-    with open(logs / f"{job.name}.log", "ab") as log:
-        environment = None if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}  # noqa: TID251 – CUDA's own
-        return subprocess.Popen(
-            [*command, "--resume"], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
-        )
+    words = ["train", "--preset", str(path), "--output", str(output / job.name), "--resume"]
+    return Command(job.name, words, output / job.name, logs / f"{job.name}.log")
 
 
 def _check(job: Job, code: int, output: Path) -> None:
@@ -172,10 +140,9 @@ def _terminated_like_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _stop(running: dict[Job, subprocess.Popen[bytes]]) -> None:
+def _stop(running: dict[Job, Running]) -> None:
     """Ask the running jobs to write a checkpoint and stop, and wait for them."""
     for process in running.values():
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+        process.stop()
     for process in running.values():
         process.wait()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.config import Preset, load_preset
+from antiphase.execution.settings import ExecutorSettings
 from antiphase.flags import Settings, flag
 
 
@@ -30,8 +31,8 @@ class ChangeSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeedsSettings(ChangeSettings):
-    """Settings of a command that trains every arm with every seed."""
+class SeedsSettings(ExecutorSettings, ChangeSettings):
+    """Settings of a command that trains every arm with every seed, here or on a cluster."""
 
     seeds: Sequence[int] = flag(
         "Random seeds, comma-separated, e.g. 0,1,2.", default=(), separated=True, allows_duplicates=True

@@ -8,8 +8,9 @@ from antiphase.config import arm_run, load_preset
 from antiphase.errors import InputError
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
+from antiphase.studies.estimate.operations import forward_flops
 from antiphase.studies.reproduce import ReproduceSettings
-from antiphase.studies.reproduce.budget import STATE_BYTES, Fleet, budget, forward_flops, run_budget
+from antiphase.studies.reproduce.budget import STATE_BYTES, Fleet, budget, run_budget
 
 
 @pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])

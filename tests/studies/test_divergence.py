@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from antiphase.config import load_preset
 from antiphase.errors import DivergedError, InputError
+from antiphase.execution.local import LocalPool
 from antiphase.records import Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
@@ -154,7 +155,7 @@ def test_a_finished_run_with_another_model_is_not_measured_again(tmp_path, diver
         weights["model.norm.weight"][0] = torch.nextafter(weights["model.norm.weight"][0], torch.tensor(9.0))
         save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(InputError, match=f"{path.parent} holds another model than its run wrote"):
-        run_jobs(Grid(preset, tmp_path / "c").jobs, tmp_path / "c", processes=1, cores=1, report=lambda *_: None)
+        run_jobs(Grid(preset, tmp_path / "c").jobs, tmp_path / "c", pool=LocalPool(1, 1), report=lambda *_: None)
 
 
 @pytest.mark.slow

@@ -10,12 +10,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+import yaml
 
 from antiphase.config import load_preset
 from antiphase.errors import DIVERGED, InputError, Interrupted
+from antiphase.execution import local
+from antiphase.execution.executor import Command
+from antiphase.execution.local import LocalPool, LocalProcess, gpus_for, parallel_jobs
 from antiphase.folders.ownership import is_in_use
 from antiphase.studies import jobs
-from antiphase.studies.jobs import Job, parallel_runs, run_jobs
+from antiphase.studies.jobs import Job, run_jobs
 
 RECORD = "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); (folder / 'record.json').write_text('{}')"
 HOLD = (
@@ -28,7 +32,7 @@ ENDLESS = "import time; time.sleep(60)"
 @pytest.fixture
 def job(tiny_preset):
     """A job by its name."""
-    settings = load_preset(str(tiny_preset)).run
+    settings = load_preset(str(tiny_preset), ["training.threads=null"]).run
     return lambda name: Job(name, "softmax", 0, settings)
 
 
@@ -42,15 +46,15 @@ def scripts(monkeypatch, tmp_path):
     """Let short scripts stand for training runs; ``scripts["name"] = code``. Started names are in order."""
     chosen, started = {}, []
 
-    def start(run, output, threads, gpu):
-        started.append((run.name, threads) if gpu is None else (run.name, gpu))
-        (output / run.name).mkdir(exist_ok=True)
-        (output / "logs").mkdir(exist_ok=True)
-        code = chosen.get(run.name, RECORD)
-        with open(output / "logs" / f"{run.name}.log", "ab") as log:
-            return subprocess.Popen([sys.executable, "-c", code, output / run.name], stdout=log, stderr=log)
+    def start(command, gpu):
+        threads = yaml.safe_load((command.log.parent / f"{command.name}.yaml").read_text())["training"]["threads"]
+        started.append((command.name, threads) if gpu is None else (command.name, gpu))
+        command.folder.mkdir(exist_ok=True)
+        code = chosen.get(command.name, RECORD)
+        with open(command.log, "ab") as log:
+            return LocalProcess([sys.executable, "-c", code, command.folder], stdout=log, stderr=log)
 
-    monkeypatch.setattr(jobs, "start_run", start)
+    monkeypatch.setattr(local, "start_process", start)
     monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
     chosen["started"] = started
     return chosen
@@ -61,7 +65,7 @@ def test_every_job_runs_once_and_finished_ones_are_left_alone(tmp_path, job, scr
     (tmp_path / "b" / "record.json").write_text("kept")
     told = []
     run_jobs(
-        [job(name) for name in "abc"], tmp_path, processes=2, cores=8,
+        [job(name) for name in "abc"], tmp_path, pool=LocalPool(2, 4),
         report=lambda run, step, values: told.append((run.name, step)),
     )  # fmt: skip
     assert scripts["started"] == [("a", 4), ("c", 4)]
@@ -72,14 +76,14 @@ def test_every_job_runs_once_and_finished_ones_are_left_alone(tmp_path, job, scr
 def test_refusal_of_a_run_is_the_refusal_of_the_study(tmp_path, job, scripts):
     scripts["a"] = "import sys; print('progress'); sys.stderr.write('antiphase: data.x is wrong\\n'); sys.exit(2)"
     with pytest.raises(InputError, match=r"^data\.x is wrong$"):
-        run_jobs([job("a")], tmp_path, processes=1, cores=1, report=lambda *_: None)
+        run_jobs([job("a")], tmp_path, pool=LocalPool(1, 1), report=lambda *_: None)
 
 
 def test_a_run_that_diverged_leaves_the_others_going(tmp_path, job, scripts):
     scripts["a"] = f"{RECORD}; sys.exit({DIVERGED})"
-    run_jobs([job(name) for name in "abc"], tmp_path, processes=1, cores=1, report=lambda *_: None)
+    run_jobs([job(name) for name in "abc"], tmp_path, pool=LocalPool(1, 1), report=lambda *_: None)
     assert [name for name, _ in scripts["started"]] == ["a", "b", "c"]
-    run_jobs([job(name) for name in "abc"], tmp_path, processes=1, cores=1, report=lambda *_: None)
+    run_jobs([job(name) for name in "abc"], tmp_path, pool=LocalPool(1, 1), report=lambda *_: None)
     assert len(scripts["started"]) == 3
 
 
@@ -90,10 +94,10 @@ def test_a_run_that_read_other_text_is_not_part_of_the_study(tmp_path, job, scri
     write = "(folder / 'text.sha256').write_text(%r)"
     scripts["a"], scripts["b"] = f"{RECORD}; {write % 'one'}", f"{RECORD}; {write % 'other'}"
     with pytest.raises(InputError, match=f"{tmp_path / 'b'} was trained on other text than its study began with"):
-        run_jobs([job(name) for name in "abc"], tmp_path, processes=1, cores=1, report=lambda *_: None)
+        run_jobs([job(name) for name in "abc"], tmp_path, pool=LocalPool(1, 1), report=lambda *_: None)
     if finished:
         with pytest.raises(InputError, match=f"{tmp_path / 'b'} was trained on other text"):
-            run_jobs([job("b")], tmp_path, processes=1, cores=1, report=lambda *_: None)
+            run_jobs([job("b")], tmp_path, pool=LocalPool(1, 1), report=lambda *_: None)
     assert [name for name, _ in scripts["started"]] == ["a", "b"]
 
 
@@ -101,7 +105,7 @@ def test_broken_run_names_its_log_and_stops_the_others(tmp_path, job, scripts):
     scripts["a"], scripts["b"] = "raise OSError('no space left')", ENDLESS
     start = time.monotonic()
     with pytest.raises(RuntimeError, match=r"run a ended with code 1: OSError: no space left \(whole log: .*a\.log\)"):
-        run_jobs([job("a"), job("b")], tmp_path, processes=2, cores=2, report=lambda *_: None)
+        run_jobs([job("a"), job("b")], tmp_path, pool=LocalPool(2, 1), report=lambda *_: None)
     assert time.monotonic() - start < 30
 
 
@@ -122,7 +126,7 @@ def test_stop_signal_ends_every_run_and_waits_for_it(tmp_path, job, scripts, sig
     thread = threading.Thread(target=stop)
     thread.start()
     with pytest.raises(Interrupted, match="every run has written a checkpoint"):
-        run_jobs([job("a"), job("b")], tmp_path, processes=1, cores=1, report=lambda *_: None)
+        run_jobs([job("a"), job("b")], tmp_path, pool=LocalPool(1, 1), report=lambda *_: None)
     thread.join()
     assert (tmp_path / "a" / "saved").exists()
     assert [name for name, _ in scripts["started"]] == ["a"]
@@ -132,7 +136,7 @@ def test_stop_signal_ends_every_run_and_waits_for_it(tmp_path, job, scripts, sig
 def test_run_stopped_from_outside_stops_the_study(tmp_path, job, scripts):
     scripts["a"] = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
     with pytest.raises(Interrupted, match="the run a was stopped"):
-        run_jobs([job("a")], tmp_path, processes=1, cores=1, report=lambda *_: None)
+        run_jobs([job("a")], tmp_path, pool=LocalPool(1, 1), report=lambda *_: None)
 
 
 def test_run_that_a_killed_study_left_going_is_waited_for(tmp_path, job, scripts):
@@ -140,41 +144,41 @@ def test_run_that_a_killed_study_left_going_is_waited_for(tmp_path, job, scripts
     with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / "a"], stdout=subprocess.PIPE, text=True) as orphan:
         assert orphan.stdout.readline() == "held\n"
         assert is_in_use(tmp_path / "a")
-        run_jobs([job("a"), job("b")], tmp_path, processes=2, cores=2, report=lambda *_: None)
+        run_jobs([job("a"), job("b")], tmp_path, pool=LocalPool(2, 1), report=lambda *_: None)
         assert orphan.wait(10) == 0
     assert [name for name, _ in scripts["started"]] == ["b"]
 
 
 def test_number_of_runs_at_a_time(job):
-    several = [job(name) for name in "abc"]
-    assert parallel_runs(several, None, 2) == 2
-    assert parallel_runs(several, None, 16) == 3
-    assert parallel_runs(several, 8, 2) == 3
-    assert parallel_runs(several, 1, 16) == 1
+    assert parallel_jobs(["cpu"] * 3, None, 2) == 2
+    assert parallel_jobs(["cpu"] * 3, None, 16) == 3
+    assert parallel_jobs(["cpu"] * 3, 8, 2) == 3
+    assert parallel_jobs(["cpu"] * 3, 1, 16) == 1
 
 
 def test_gpus_are_shared_out_one_to_each_run(tmp_path, job, scripts, monkeypatch):
-    monkeypatch.setattr(jobs, "choose_device", torch.device)
+    monkeypatch.setattr(local, "choose_device", torch.device)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     several = [on_device(job(name), "cuda") for name in "abcd"]
-    assert parallel_runs(several, None, 16) == 3
+    assert parallel_jobs(["cuda"] * 4, None, 16) == 3
     waits = "import pathlib, sys, time\nwhile not (pathlib.Path(sys.argv[1]).parent / 'd').exists(): time.sleep(0.01)\n"
     scripts["a"] = scripts["c"] = waits + RECORD  # so b ends first, and d takes its GPU
-    run_jobs(several, tmp_path, processes=3, cores=16, report=lambda *told: None)
+    run_jobs(several, tmp_path, pool=LocalPool(3, 5, gpus_for(["cuda"] * 4)), report=lambda *told: None)
     assert scripts["started"] == [("a", "0"), ("b", "1"), ("c", "2"), ("d", "1")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    assert jobs.gpus_of(several) == ["5", "7"]
-    assert jobs.gpus_of([on_device(job("a"), "cuda:1")]) == []
-    assert parallel_runs([on_device(job(name), "cuda:1") for name in "ab"], None, 16) == 1
-    assert jobs.gpus_of([on_device(job("a"), "cpu")]) == []
+    assert gpus_for(["cuda"] * 4) == ["5", "7"]
+    assert gpus_for(["cuda:1"]) == []
+    assert parallel_jobs(["cuda:1"] * 2, None, 16) == 1
+    assert gpus_for(["cpu"]) == []
 
 
-def test_a_run_sees_its_gpu_alone(tmp_path, job, monkeypatch):
+def test_a_run_sees_its_gpu_alone(tmp_path, monkeypatch):
     asked = {}
-    monkeypatch.setattr(jobs.subprocess, "Popen", lambda command, **settings: asked.update(settings))
-    jobs.start_run(job("a"), tmp_path, 1, "7")
+    monkeypatch.setattr(local, "LocalProcess", lambda command, **settings: asked.update(settings))
+    command = Command("a", ["env"], tmp_path / "a", tmp_path / "a.log")
+    local.start_process(command, "7")
     assert asked["env"]["CUDA_VISIBLE_DEVICES"] == "7"
     assert asked["env"]["PATH"] == os.environ["PATH"]
-    jobs.start_run(job("a"), tmp_path, 1, None)
+    local.start_process(command, None)
     assert asked["env"] is None

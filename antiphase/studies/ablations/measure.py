@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.config import Preset
+from antiphase.execution.choice import executor_of
+from antiphase.execution.executor import Executor
+from antiphase.execution.local import LOCAL
 from antiphase.flags import flags_of
 from antiphase.outcomes import Difference
 from antiphase.records import Record
@@ -35,7 +38,7 @@ def plan(settings: AblationsSettings, output: Path) -> Plan:
     """``ablations`` with these settings."""
     preset, left_out = ablation_preset(settings.chosen_preset(), settings.rows, rivals=settings.rivals)
     return Plan(
-        partial(ablations, preset, left_out=left_out, frequent=settings.frequent),
+        partial(ablations, preset, left_out=left_out, frequent=settings.frequent, executor=executor_of(settings)),
         announced=[described(preset), *(f"without {name}: {why}" for name, why in left_out.items())],
     )
 
@@ -49,6 +52,7 @@ def ablations(
     resume: bool = False,
     report: Report = lambda job, step, values: None,
     say: Callable[[str], None] = lambda message: None,
+    executor: Executor = LOCAL,
 ) -> Record:
     """Train every row with every seed, divide its loss, and write ``record.json`` in ``output``.
 
@@ -63,11 +67,11 @@ def ablations(
         InputError, Interrupted: as for ``compare``.
     """
     flags_of(AblationsSettings)["frequent"].check(frequent)
-    grid = Grid(preset, output, asked={"frequent": frequent})
+    grid = Grid(preset, output, asked={"frequent": frequent}, executor=executor)
     run = preset.run
     started = time.perf_counter()
     with grid.held(resume=resume, say=say) as data:
-        grid.train(report)
+        grid.train(report, say)
         say("dividing the loss of every model into AR-hits and others")
         text = data.training_text
         slices = recall_slices(

@@ -14,6 +14,9 @@ import torch
 from antiphase.config import Preset, RunSettings
 from antiphase.data.prepare import PreparedData
 from antiphase.errors import InputError
+from antiphase.execution.choice import executor_of
+from antiphase.execution.executor import Executor
+from antiphase.execution.local import LOCAL
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.scoring.allocation import allocation, attention_map, batches_of
@@ -42,7 +45,8 @@ MAP_QUERIES = 64
 def plan(settings: ComparisonSettings, output: Path) -> Plan:
     """``compare`` with these settings."""
     preset = settings.chosen_preset()
-    return Plan(partial(compare, preset), announced=[described(preset)], is_watched=True)
+    work = partial(compare, preset, executor=executor_of(settings))
+    return Plan(work, announced=[described(preset)], is_watched=True)
 
 
 def compare(
@@ -52,6 +56,7 @@ def compare(
     resume: bool = False,
     report: Report = lambda job, step, values: None,
     say: Callable[[str], None] = lambda message: None,
+    executor: Executor = LOCAL,
     begin: Callable[[], None] = lambda: None,
     watch: Callable[[Record], None] = lambda record: None,
 ) -> Record:
@@ -61,6 +66,7 @@ def compare(
         resume: continue the study that ``output`` holds.
         report: called when a run has new metrics.
         say: called with what happens outside the runs.
+        executor: where the runs are made.
         begin: called before anything is read, to make what arms start from.
         watch: called now and then during training with a record of what there is so far: the curves.
 
@@ -73,7 +79,7 @@ def compare(
     """
     if len(preset.compare.arms) < 2:
         raise InputError("compare.arms must hold at least two arms")
-    grid = Grid(preset, output)
+    grid = Grid(preset, output, executor=executor)
 
     def first(is_new: bool) -> None:
         if is_new:
@@ -83,7 +89,7 @@ def compare(
 
     started = time.perf_counter()
     with grid.held(resume=resume, say=say, begin=first) as data:
-        grid.train(_showing(grid, data, report, watch))
+        grid.train(_showing(grid, data, report, watch), say)
         say("measuring retrieval, loss and attention of every model, trained and untrained")
         registration = registered(output)
         values, arrays = measure(grid, data, registration)

@@ -9,6 +9,7 @@ from typing import Any
 from antiphase.errors import InputError, nearest
 from antiphase.evaluations.result import Result
 from antiphase.evaluations.settings import DeviceSettings
+from antiphase.execution.settings import ExecutorSettings
 from antiphase.flags import flag
 from antiphase.outcomes import Basis
 
@@ -40,7 +41,7 @@ OWN = ("tasks", "include_path", "trust_task_code", "judge", "judge_data")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReproduceSettings(DeviceSettings):
+class ReproduceSettings(ExecutorSettings, DeviceSettings):
     """Repeat the Differential Transformer paper's experiments at any scale, and judge each of its claims.
 
     tiny is for two cores, small for one large GPU, medium for eight; paper only reports what its 3B models would take.

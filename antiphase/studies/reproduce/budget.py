@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from antiphase.config import Preset, RunSettings, arm_run, load_preset
 from antiphase.errors import InputError
@@ -18,6 +17,7 @@ from antiphase.folders.ownership import check_empty, make_folder
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record, finite
+from antiphase.studies.estimate.operations import forward_flops
 from antiphase.studies.reproduce import RunBudget
 from antiphase.training.run_model import sized_config
 
@@ -83,20 +83,6 @@ def run_budget(arm: str, run: RunSettings, fleet: Fleet) -> RunBudget:
         activation_bytes=activation_bytes(config, sequences, length, checkpointed=training.gradient_checkpointing),
         days=passes * forward * tokens / (fleet.devices * fleet.flops) / SECONDS_A_DAY,
     )  # fmt: skip
-
-
-def forward_flops(model: AntiphaseForCausalLM, length: int, *, causal: bool = True) -> float:
-    """Operations of one token's forward pass in sequences of a length: 2 for each weight of a product, and attention.
-
-    A product of a query with a key of width d, and of a weight with a value, takes 2 d each; a token sees (N + 1) / 2
-    keys on average. Maps are subtracted before they meet the values, as ``antiphase.ops`` does it.
-    """
-    config = model.config
-    weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
-    keys = (length + 1) / 2 if causal else length
-    maps, width = config.num_attention_heads, config.head_dim
-    values = maps // 2 * width if config.attention_type == "differential_v2" else maps * width
-    return 2 * weights + config.num_hidden_layers * 2 * keys * (maps * width + values)
 
 
 def activation_bytes(config: AntiphaseConfig, sequences: int, length: int, *, checkpointed: bool) -> int:

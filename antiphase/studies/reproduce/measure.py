@@ -18,11 +18,14 @@ from antiphase.config import Preset, load_preset
 from antiphase.data.corpora import fingerprint
 from antiphase.data.prepare import wording
 from antiphase.errors import InputError, nearest
+from antiphase.execution.choice import executor_of
 from antiphase.folders.ownership import make_folder, only_one
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import read_json
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.compare import Comparison
+from antiphase.studies.estimate import EstimateSettings
+from antiphase.studies.estimate.measure import estimated
 from antiphase.studies.jobs import Report
 from antiphase.studies.plan import Plan
 from antiphase.studies.registered_claims import CLAIMS_FILE, Registration, register, registered
@@ -76,14 +79,26 @@ def plan(settings: ReproduceSettings, output: Path) -> Plan:
     """
     run = partial(reproduce, settings)
     if settings.scale == PAPER:
-        return Plan(run)
+        return Plan(run, announced=[on_gpus("paper", settings.devices)])
     told = estimate(settings.scale, settings.chosen, scale_preset(settings), os.cpu_count() or 1)
     is_known = told.minutes is not None
     takes = f"about {told.minutes:.0f} minutes here" if is_known else f"{settings.scale} is for a large GPU"
-    return Plan(run, announced=[
+    further = [] if is_known else [on_gpus(SCALES[settings.scale].preset, 1)]
+    return Plan(run, announced=[*further,
         f"{told.runs} runs and {told.short_runs} short ones: {told.tokens / 1e6:.0f}M tokens to train, {takes}; then "
         "the evaluations"
     ])  # fmt: skip
+
+
+def on_gpus(preset: str, gpus: int) -> str:
+    """What one run of a preset would take on so many GPUs, in words."""
+    fleet = EstimateSettings(preset=preset, gpus=gpus)
+    row = estimated(load_preset(preset, data=["text"]), fleet)[0]
+    return (
+        f"one run of {row.parameters / 1e6:,.0f}M parameters on {gpus} {fleet.gpu}: {row.total / 1e9:.0f} GB on each, "
+        f"replicate {row.replicate}, shard {row.shard}, {row.days:.3g} days at {fleet.peak_share:.0%} of peak; see "
+        "antiphase estimate"
+    )
 
 
 def reproduce(
@@ -105,11 +120,12 @@ def reproduce(
         return paper_budget(Fleet(settings.devices, settings.device_flops), output)
     preset = scale_preset(settings)
     check_own(settings)
+    executor = executor_of(settings)
     begin(settings, preset, output, resume=resume)
     started = time.perf_counter()
     with only_one(output):
         registration = registered_claims(output)
-        work = Work(settings, preset, output, say, report)
+        work = Work(settings, preset, output, say, report, executor)
         found: dict[str, list[Record]] = {}
         missing = settings.missing()
         for part, title in TITLES.items():

@@ -21,6 +21,7 @@ from antiphase.evaluations.harness import HarnessSettings
 from antiphase.evaluations.harness.measure import CELLS, check_tasks
 from antiphase.evaluations.inputs import model_content
 from antiphase.evaluations.running import evaluate, settings_of
+from antiphase.execution.executor import Executor
 from antiphase.folders.contents import digest_of, hash_of, model_digest
 from antiphase.folders.ownership import make_folder
 from antiphase.randomness import keyed_generator
@@ -82,9 +83,16 @@ class Work:
     """The parts of a reproduction, each in its folder and done once."""
 
     def __init__(
-        self, settings: ReproduceSettings, preset: Preset, output: Path, say: Callable[[str], None], report: Report
+        self,
+        settings: ReproduceSettings,
+        preset: Preset,
+        output: Path,
+        say: Callable[[str], None],
+        report: Report,
+        executor: Executor,
     ) -> None:
         self.settings, self.preset, self.output, self.say, self.report = settings, preset, output, say, report
+        self.executor = executor
         self.scale = SCALES[settings.scale]
         self.device = preset.run.training.device
         self.folders: dict[str, list[Path]] = {}
@@ -146,15 +154,16 @@ class Work:
         self.folders[part].append(Path(part))
         if (folder / "record.json").is_file():
             return Record.load(folder)
-        resume, report, say = (folder / STUDY.file).is_file(), self.report, self.say
+        again = (folder / STUDY.file).is_file()
+        shared: dict[str, Any] = {"resume": again, "report": self.report, "say": self.say, "executor": self.executor}
         if part == "compare":
-            return compare(self.preset, folder, resume=resume, report=report, say=say)
+            return compare(self.preset, folder, **shared)
         one = self._one_seed()
         if part == "scaling":
             widths, steps = list(self.scale.widths), self.scale.budgets
-            return scaling(one, folder, widths=widths, steps=steps, resume=resume, report=report, say=say)
+            return scaling(one, folder, widths=widths, steps=steps, **shared)
         chosen, left_out = ablation_preset(one, self.scale.ablations)
-        return ablations(chosen, folder, left_out=left_out, resume=resume, report=report, say=say)
+        return ablations(chosen, folder, left_out=left_out, **shared)
 
     def _one_seed(self) -> Preset:
         """The short runs of a ladder or an ablation."""

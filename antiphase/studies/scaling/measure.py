@@ -15,6 +15,9 @@ from pathlib import Path
 
 from antiphase.config import Preset, RunSettings, TrainingSettings
 from antiphase.errors import InputError
+from antiphase.execution.choice import executor_of
+from antiphase.execution.executor import Executor
+from antiphase.execution.local import LOCAL
 from antiphase.records import Record
 from antiphase.report.tables import present
 from antiphase.studies.grid import Grid, Variant
@@ -30,7 +33,8 @@ AXES = {"size": "parameters", "size without embeddings": "non_embedding_paramete
 
 def plan(settings: ScalingSettings, output: Path) -> Plan:
     """``scaling`` with these settings."""
-    return Plan(partial(scaling, settings.chosen_preset(), widths=settings.widths, steps=settings.steps))
+    preset, executor = settings.chosen_preset(), executor_of(settings)
+    return Plan(partial(scaling, preset, widths=settings.widths, steps=settings.steps, executor=executor))
 
 
 def scaling(
@@ -42,6 +46,7 @@ def scaling(
     resume: bool = False,
     report: Report = lambda job, step, values: None,
     say: Callable[[str], None] = lambda message: None,
+    executor: Executor = LOCAL,
 ) -> Record:
     """Train every arm with every seed at every width (the preset's steps) and for every number of steps (its width).
 
@@ -62,11 +67,11 @@ def scaling(
         "tokens": [_variant(preset.run.model.hidden_size, count) for count in steps],
     }
     variants = [variant for ladder in ladders.values() for variant in ladder]
-    grid = Grid(preset, output, variants, {"widths": list(widths), "steps": list(steps)})
+    grid = Grid(preset, output, variants, {"widths": list(widths), "steps": list(steps)}, executor)
     arms, seeds = list(preset.compare.arms), preset.compare.seeds
     started = time.perf_counter()
     with grid.held(resume=resume, say=say) as data:
-        grid.train(report)
+        grid.train(report, say)
         runs = {job.name: _run_row(grid, job, vocabulary=len(data.tokenizer)) for job in grid.jobs}
         found = [
             ladder_of(

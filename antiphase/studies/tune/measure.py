@@ -12,6 +12,9 @@ from pathlib import Path
 
 from antiphase.config import Preset, RunSettings
 from antiphase.errors import InputError
+from antiphase.execution.choice import executor_of
+from antiphase.execution.executor import Executor
+from antiphase.execution.local import LOCAL
 from antiphase.records import Record
 from antiphase.report.tables import present
 from antiphase.studies.grid import Grid, Variant
@@ -27,7 +30,8 @@ SPIKE, BEFORE = 5.0, 10
 def plan(settings: TuneSettings, output: Path) -> Plan:
     """``tune`` with these settings."""
     preset = settings.chosen_preset()
-    return Plan(partial(tune, preset, learning_rates=settings.learning_rates), announced=[described(preset)])
+    work = partial(tune, preset, learning_rates=settings.learning_rates, executor=executor_of(settings))
+    return Plan(work, announced=[described(preset)])
 
 
 def tune(
@@ -38,6 +42,7 @@ def tune(
     resume: bool = False,
     report: Report = lambda job, step, values: None,
     say: Callable[[str], None] = lambda message: None,
+    executor: Executor = LOCAL,
 ) -> Record:
     """Train every arm at every rate with every seed; the record of kind "tune" says which rate each arm did best with.
 
@@ -51,10 +56,11 @@ def tune(
     if any(not 0 < rate < math.inf for rate in learning_rates) or len(names) < max(1, len(learning_rates)):
         raise InputError(f"--learning-rates must be different numbers above 0, got {list(learning_rates)}")
     compare = preset.compare
-    grid = Grid(preset, output, [_variant(rate) for rate in learning_rates], {"learning_rates": list(learning_rates)})
+    asked = {"learning_rates": list(learning_rates)}
+    grid = Grid(preset, output, [_variant(rate) for rate in learning_rates], asked, executor)
     started = time.perf_counter()
     with grid.held(resume=resume, say=say):
-        grid.train(report)
+        grid.train(report, say)
         runs = [_run_row(grid, job) for job in grid.jobs]
         rates = [_rate_row(arm, rate, runs) for arm in compare.arms for rate in learning_rates]
         found = Tune(runs=runs, rates=rates, chosen={arm: _best(arm, rates) for arm in compare.arms})

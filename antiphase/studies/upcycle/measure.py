@@ -11,6 +11,9 @@ from typing import Any
 
 from antiphase.config import Preset, RunSettings, kept_run, load_preset
 from antiphase.errors import InputError, naming
+from antiphase.execution.choice import executor_of
+from antiphase.execution.executor import Executor
+from antiphase.execution.local import LOCAL
 from antiphase.folders.contents import TEXT
 from antiphase.models.checkpoints import Checkpoint, convert
 from antiphase.models.configuration import AntiphaseConfig
@@ -46,7 +49,8 @@ def plan(settings: UpcycleSettings, output: Path) -> Plan:
     settings.check()
     text = {"data": settings.data, "validation": settings.validation}
     preset = upcycle_preset(settings.model, output, settings.overrides(), dex=settings.dex, **text)
-    return Plan(partial(upcycle, settings.model, preset=preset), announced=[described(preset)])
+    work = partial(upcycle, settings.model, preset=preset, executor=executor_of(settings))
+    return Plan(work, announced=[described(preset)])
 
 
 def upcycle_preset(
@@ -109,6 +113,7 @@ def upcycle(
     resume: bool = False,
     report: Report = lambda job, step, values: None,
     say: Callable[[str], None] = lambda message: None,
+    executor: Executor = LOCAL,
 ) -> Record:
     """Train the forms on the same tokens and measure them as ``compare`` does.
 
@@ -117,7 +122,7 @@ def upcycle(
 
     Args:
         model: folder of a softmax model trained here.
-        output, resume, report, say: as for ``compare``.
+        output, resume, report, say, executor: as for ``compare``.
         preset: from ``upcycle_preset``.
 
     Raises:
@@ -137,7 +142,7 @@ def upcycle(
         if content.is_file() and not (output / TEXT).is_file():
             shutil.copyfile(content, output / TEXT)  # compare refuses any other text from now on
 
-    return compare(preset, output, resume=resume, report=report, say=say, begin=begin)
+    return compare(preset, output, resume=resume, report=report, say=say, begin=begin, executor=executor)
 
 
 def _check_same_data(preset: Preset, trained: RunSettings, model: str) -> None:

@@ -1,0 +1,139 @@
+"""Who holds a folder, for processes of other machines: a file that names the holder, who touches it while it lives.
+
+A lock of the file system (``flock``) ends with its process, and decides between processes of one machine. Between
+machines that is true only of some file systems. So a holder also writes ``.holder`` (its machine, process and a random
+token) and touches it every ``BEAT`` seconds. A process of another machine may take the folder over once nobody has
+touched the file for ``EXPIRES`` seconds; both times are read from the clock of the storage, by touching a file, so
+that clocks of machines need not agree. A holder that was suspended for so long finds another token in the file, at its
+next beat or before it writes a checkpoint, and ends without writing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from antiphase.errors import Interrupted
+from antiphase.records import write_atomically
+
+HOLDER = ".holder"
+BEAT, EXPIRES = 10.0, 60.0
+"""Seconds between touches, and after which a machine that does not touch the file counts as dead."""
+
+_held: dict[Path, Holder] = {}
+"""Folders that this process holds."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """The process that holds a folder."""
+
+    machine: str
+    """One run of one kernel: ``flock`` decides between its processes."""
+    host: str
+    process: int
+    token: str
+
+
+@cache
+def machine() -> str:
+    """Identifies this run of this machine's kernel, which containers share."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return boot.read_text().strip() if boot.is_file() else f"{platform.node()}-{uuid.getnode():x}"
+
+
+def holder_of(folder: Path) -> Holder | None:
+    """The holder that the folder names; None if it names none, or only half of one."""
+    try:
+        return Holder(**json.loads((folder / HOLDER).read_bytes()))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+
+
+def held_elsewhere(folder: Path) -> Holder | None:
+    """A living holder on another machine; None if there is none."""
+    found = holder_of(folder)
+    if found is None or found.machine == machine():
+        return None
+    age = _silence(folder)
+    return found if age is not None and age < EXPIRES else None
+
+
+def _silence(folder: Path) -> float | None:
+    """Seconds since the holder touched its file, by the clock of the storage; None if the file is gone.
+
+    The file is opened, because only that makes a network file system ask the server for the time of the last touch.
+    """
+    clock = folder / f"{HOLDER}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp"
+    try:
+        with open(folder / HOLDER, "rb") as file:
+            touched = os.fstat(file.fileno()).st_mtime
+        with open(clock, "wb") as file:
+            file.write(b".")
+            os.utime(clock)
+            return os.stat(clock).st_mtime - touched
+    except FileNotFoundError:
+        return None
+    finally:
+        clock.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Name this process as the holder of a folder whose lock it has, and touch the file until the end."""
+    own = Holder(machine(), platform.node(), os.getpid(), uuid.uuid4().hex)
+    write_atomically(folder / HOLDER, json.dumps(asdict(own)).encode())
+    _held[folder] = own
+    ended = threading.Event()
+    beats = threading.Thread(target=_beat, args=(folder, own, ended), name="antiphase-holder", daemon=True)
+    beats.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        beats.join()
+        _held.pop(folder)
+        if holder_of(folder) == own:
+            (folder / HOLDER).unlink(missing_ok=True)
+
+
+def confirm_held() -> None:
+    """Check that no other machine has taken a folder over, before something is written that cannot be taken back.
+
+    Raises:
+        Interrupted: another machine holds it by now.
+    """
+    for folder, own in list(_held.items()):
+        if (found := holder_of(folder)) is not None and found != own:
+            raise Interrupted(f"{folder} was taken over by a process on {found.host} while this one did not run")
+
+
+def _beat(folder: Path, own: Holder, ended: threading.Event) -> None:
+    """Touch the file from time to time; end the process if another one has taken the folder over."""
+    touched = time.monotonic()
+    while not ended.wait(BEAT):
+        found = holder_of(folder)
+        if found is not None and found != own:
+            sys.stderr.write(f"antiphase: {folder} was taken over by a process on {found.host}; this one ends\n")
+            sys.stderr.flush()
+            os._exit(1)  # the main thread may be about to write
+        try:
+            os.utime(folder / HOLDER)
+            touched = time.monotonic()
+        except FileNotFoundError:
+            return  # the folder was removed; nobody else can mistake it for theirs
+        except OSError as error:  # the storage does not answer: others will take this process for dead
+            if time.monotonic() - touched > EXPIRES - BEAT:
+                sys.stderr.write(f"antiphase: {folder} cannot be reached ({error.strerror}); this process ends\n")
+                sys.stderr.flush()
+                os._exit(1)

@@ -1,0 +1,274 @@
+"""Memory, operations and communication of a training step, from sizes alone.
+
+Nothing here is fitted: each function counts the tensors that ``training/loop.py`` holds, and its docstring derives the
+count. Legend: B sequences in a forward pass of one GPU, N tokens in a sequence, T = B N, h hidden size, W = width of
+all query maps, K = width of all key maps, f width of the MLP, L blocks, V vocabulary, P parameters, S GPUs that share
+one copy (``shard``), e bytes of an activation (4, or 2 in bf16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from antiphase.models.configuration import AntiphaseConfig
+
+FULL = 4
+"""Bytes of an fp32 number: weights, gradients, moments and the loss are fp32 in any precision."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One parameter."""
+
+    rows: int
+    """Its first dimension, along which it is divided."""
+    others: int
+    """The product of the other dimensions."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.rows * self.others
+
+    def divided(self, shard: int) -> int:
+        """Elements on one GPU. ``fully_shard`` gives each ⌈rows / S⌉ rows and fills the last one up."""
+        return -(-self.rows // shard) * self.others
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the memory of a model depends on."""
+
+    config: AntiphaseConfig
+    block: tuple[Shape, ...]
+    """Parameters of one block."""
+    outside: tuple[Shape, ...]
+    """Parameters outside the blocks: embeddings, last norm, head; tied ones once."""
+    linear: int
+    """Elements of all matrices that are multiplied in the activations' precision."""
+
+    @property
+    def layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    def units(self) -> Iterator[tuple[Shape, ...]]:
+        """What is gathered together: what lies outside the blocks, and each block."""
+        yield self.outside
+        for _ in range(self.layers):
+            yield self.block
+
+    @property
+    def parameters(self) -> int:
+        return sum(shape.size for unit in self.units() for shape in unit)
+
+    def held(self, shard: int) -> int:
+        """Parameters on one GPU."""
+        return sum(shape.divided(shard) for unit in self.units() for shape in unit)
+
+
+@dataclass(frozen=True)
+class Step:
+    """How a step is made on one GPU."""
+
+    sequences: int
+    """B: of a forward pass."""
+    length: int
+    """N."""
+    passes: int
+    """Forward passes before the optimizer's step (micro-batches)."""
+    shard: int
+    """S: 1 keeps a whole copy on every GPU."""
+    replicas: int
+    """Copies of the model, over which gradients are summed."""
+    is_half: bool
+    """Whether activations are bf16 (autocast)."""
+    is_checkpointed: bool
+    """Whether blocks keep only their input and are computed again."""
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.sequences * self.length
+
+    @property
+    def width(self) -> int:
+        """E."""
+        return 2 if self.is_half else 4
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one GPU when most is held, by part; they add up to ``total``."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    gathered: int
+    """Copies of weights for a product: those gathered from other GPUs, and those in bf16."""
+    moment: str
+    """When that is; see ``memory``."""
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.gathered
+
+
+def kept_by_block(sizes: Sizes, step: Step) -> int:
+    """Bytes that the forward pass of a block keeps for its backward pass.
+
+    Each operation keeps what its derivative reads: a norm its input (the residual stream, h, fp32), a product its input
+    (the norm's output, h), attention its queries, keys and values (W + 2K) and two statistics of each map and token in
+    fp32, V1's head norm the heads' outputs (W), the output projection its input (W; softmax attention has no norm, so
+    these are one tensor), SwiGLU gate, its swish and up, and the last product their product (4f). Queries are rotated
+    into new tensors, and the projections' own outputs go. Norms compute in fp32: under autocast their outputs are
+    converted for the product, which keeps the bf16 copy, and V1's head norm keeps its input as fp32.
+    """
+    config, e, hidden = sizes.config, step.width, sizes.config.hidden_size
+    query, key = query_width(config), (config.num_key_value_heads or 0) * config.head_dim
+    out = output_width(config)
+    residual = 2 * hidden * FULL
+    inputs = 2 * hidden * e
+    assert key  # the configuration has filled it in
+    attention = (query + 2 * key) * e + 2 * query // config.head_dim * FULL
+    heads = out * (FULL + e) if has_head_norm(config) else out * e
+    return step.tokens * (residual + inputs + attention + heads + 4 * config.intermediate_size * e)
+
+
+def query_width(config: AntiphaseConfig) -> int:
+    """Width of all query maps: V2 has two for each of its outputs, and as many outputs as maps of a softmax layer."""
+    return int(config.num_attention_heads * config.head_dim)
+
+
+def output_width(config: AntiphaseConfig) -> int:
+    """Width of all heads' outputs."""
+    half = config.attention_type.startswith("differential_v2")
+    return query_width(config) // 2 if half else query_width(config)
+
+
+def has_head_norm(config: AntiphaseConfig) -> bool:
+    """Whether each head's output is normalized: V1's is, unless it is switched off."""
+    return config.attention_type == "differential" if config.head_norm is None else bool(config.head_norm)
+
+
+def activations(sizes: Sizes, step: Step) -> int:
+    """Bytes of all that the forward pass keeps when the loss is known.
+
+    L blocks, or with checkpoints their inputs (h, fp32) and, once the backward pass has computed it again, one block;
+    then the input of the last norm and its output, of which the positions with a prediction are copied for the head:
+    3 h a token, fp32 but for the copy's conversion. Before the blocks the embeddings are multiplied, which keeps
+    nothing.
+    """
+    block, hidden = kept_by_block(sizes, step), step.tokens * sizes.config.hidden_size
+    blocks = sizes.layers * hidden * FULL if step.is_checkpointed else sizes.layers * block
+    return blocks + hidden * (3 * FULL + (step.width if step.is_half else 0))
+
+
+def logits(sizes: Sizes, step: Step) -> int:
+    """Bytes of the loss when most of them are held: three times the logits in fp32.
+
+    The forward pass keeps the log-softmax; the backward pass forms the gradient by it, and from both the gradient by
+    the logits: 3 T V numbers. Each sequence predicts N - 1 of its tokens.
+    """
+    predicted = step.sequences * (step.length - 1)
+    return 3 * FULL * predicted * int(sizes.config.vocab_size)
+
+
+def in_block(sizes: Sizes, step: Step) -> int:
+    """Bytes of activations in the backward pass of a block when most are held.
+
+    That is in SwiGLU: the last product's derivative has given the gradient of its input (f), whose kept value (f) is
+    free, and the product of gate and up gives two more (2f). With them are the gradients of both residual branches.
+    """
+    config = sizes.config
+    gradients = 2 * config.intermediate_size * step.width + 2 * config.hidden_size * FULL
+    return kept_by_block(sizes, step) + step.tokens * gradients
+
+
+def memory(sizes: Sizes, step: Step) -> Memory:
+    """What one GPU holds at the moment when it holds most.
+
+    Weights and Adam's two moments are fp32 and stay: 4 P / S and 8 P / S. Gradients (4 P / S) appear as the backward
+    pass goes and stay until the optimizer's step; with several passes they are there from the second on. Fused AdamW
+    needs no room of its own. What a step holds grows or falls steadily through the blocks, so the most is at an end:
+
+    * ``loss``: all activations and the loss's tensors; gradients only of earlier passes;
+    * ``last block``: all activations, those within the last block's backward pass, the head's gradient;
+    * ``gathering``, if sharded: after the second block of the model, beside its own gathered weights and the buffer
+      for the first block's are its whole gradient, the buffer in which that is sent, and that of the block before;
+    * ``first block``: its activations alone, and all gradients but most of its own;
+    * ``embedding``: all gradients. Tied embeddings have two more for a moment: that of the head and that of the table
+      become their sum. The gradient of the blocks' input is there before and after it is multiplied.
+    """
+    state = FULL * sizes.held(step.shard)
+    earlier = state if step.passes > 1 else 0
+    config, block, copies = sizes.config, in_block(sizes, step), gathered(sizes, step)
+    residual = FULL * step.tokens * config.hidden_size
+    table = FULL * config.vocab_size * config.hidden_size
+    first_own = FULL * sum(shape.divided(step.shard) for shape in sizes.block)
+    down = FULL * config.intermediate_size * config.hidden_size // step.shard
+    if step.is_checkpointed:
+        last = sizes.layers * residual + block
+    else:
+        last = (sizes.layers - 1) * kept_by_block(sizes, step) + block
+    twice = 2 * table if config.tie_word_embeddings else 0
+    found = [
+        Memory(state, earlier, 2 * state, activations(sizes, step), logits(sizes, step), copies, "loss"),
+        Memory(state, max(earlier, table), 2 * state, last, 0, copies, "last block"),
+        Memory(state, max(earlier, state - first_own + down), 2 * state, block, 0, copies, "first block"),
+        Memory(state, state + twice, 2 * state, 2 * residual, 0, copies, "embedding"),
+    ]
+    if step.shard > 1 and sizes.layers > 1:
+        whole = sum(step.shard * shape.divided(step.shard) for shape in sizes.block)
+        outside = FULL * sum(shape.size for shape in sizes.outside)
+        above = first_own * (sizes.layers - 2)
+        gradients = max(earlier, above) + outside + (step.width + 2 * FULL) * whole
+        below = residual + (residual if step.is_checkpointed else kept_by_block(sizes, step))
+        found.append(Memory(state, gradients, 2 * state, below, 0, copies + step.width * whole, "gathering"))
+    return max(found, key=lambda one: one.total)
+
+
+def gathered(sizes: Sizes, step: Step) -> int:
+    """Bytes of weights that exist beside the shards.
+
+    ``fully_shard`` gathers a unit before it is used and frees it afterwards, except the outermost, which stays. When
+    the backward pass begins, the last block is being gathered beside it: one buffer for what all send, and this GPU's
+    part of it lies in the same buffer. Without shards, autocast keeps a bf16 copy of every matrix until the backward
+    pass has used it.
+    """
+    if step.shard == 1:
+        return 2 * sizes.linear if step.is_half else 0
+    outside, block = (
+        sum(step.shard * shape.divided(step.shard) for shape in unit) for unit in (sizes.outside, sizes.block)
+    )
+    return step.width * (outside + block)
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Bytes that collectives of one step handle on one GPU: results of gathers, inputs of scatters and sums."""
+
+    all_gather: int
+    reduce_scatter: int
+    all_reduce: int
+
+
+def communication(sizes: Sizes, step: Step) -> Communication:
+    """Bytes of one step.
+
+    Sharded, a pass gathers each block twice, before its forward and before its backward pass, and what lies outside the
+    blocks once, because it stays; after each backward pass all gradients are scattered as sums. Elements are padded to
+    S equal parts. Gathers are in the activations' precision, sums in fp32. Gradients of copies are summed once a step,
+    after the last pass, over the parts that each GPU holds.
+    """
+    if step.shard == 1:
+        return Communication(0, 0, FULL * sizes.parameters if step.replicas > 1 else 0)
+    outside, *blocks = (sum(step.shard * shape.divided(step.shard) for shape in unit) for unit in sizes.units())
+    held = sizes.held(step.shard)
+    return Communication(
+        all_gather=step.passes * step.width * (outside + 2 * sum(blocks)),
+        reduce_scatter=step.passes * FULL * (outside + sum(blocks)),
+        all_reduce=FULL * held if step.replicas > 1 else 0,
+    )

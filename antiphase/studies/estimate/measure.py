@@ -1,0 +1,146 @@
+"""``antiphase estimate``: the least division of a model over a fleet that fits, and how long its training takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from antiphase.config import Preset, RunSettings, arm_run, load_preset
+from antiphase.errors import InputError
+from antiphase.folders.ownership import check_empty, make_folder
+from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.transformer import AntiphaseForCausalLM
+from antiphase.records import Record, finite
+from antiphase.studies.estimate import GIGA, GPUS, EstimatedRun, Estimates, EstimateSettings
+from antiphase.studies.estimate.formulas import Memory, Shape, Sizes, Step, communication, memory
+from antiphase.studies.estimate.operations import forward_flops
+from antiphase.training.run_model import sized_config
+
+SECONDS_A_DAY = 86_400
+
+
+def estimate(
+    settings: EstimateSettings,
+    output: Path | None,
+    *,
+    say: Callable[[str], None] = lambda message: None,
+    report: Callable[[float, int], None] = lambda done, count: None,
+) -> Record:
+    """The record of kind "estimate", with a row for each arm; it is saved if there is an ``output``.
+
+    Raises:
+        InputError: settings that cannot be used, or a fleet that is too small.
+    """
+    if output is not None:
+        check_empty(output)
+    settings.check()
+    started = time.perf_counter()
+    preset = load_preset(settings.preset, list(settings.settings), data=["text"])
+    record = Record(
+        kind="estimate", values=finite(Estimates(rows=estimated(preset, settings))),
+        config=finite({"fleet": asdict(settings), "gpu": GPUS[settings.gpu], "run": preset.run}), seeds=[],
+        seconds=time.perf_counter() - started,
+    )  # fmt: skip
+    if output is not None:
+        make_folder(output)
+        record.save(output)
+    return record
+
+
+def estimated(preset: Preset, fleet: EstimateSettings) -> list[EstimatedRun]:
+    """A row for each arm of a preset.
+
+    Raises:
+        InputError: sizes that do not fit, a kind of model whose cost is not known here, or a fleet that is too small.
+    """
+    return [_estimated(arm, arm_run(preset.run, preset.compare, arm, seed=0), fleet) for arm in preset.compare.arms]
+
+
+def sizes_of(run: RunSettings) -> tuple[AntiphaseForCausalLM, Sizes]:
+    """The model of a run on the meta device, which needs no memory, and its sizes."""
+    config = sized_config(run, vocab_size=run.data.vocabulary_size)
+    if not isinstance(config, AntiphaseConfig):
+        raise InputError(f"model.kind {run.model.kind}: the cost of a recurrent network is not counted; remove it")
+    with torch.device("meta"):
+        model = AntiphaseForCausalLM(config)
+    inside = {id(parameter) for parameter in model.model.layers.parameters()}
+    block = tuple(_shape(parameter) for parameter in model.model.layers[0].parameters())
+    outside = tuple(_shape(parameter) for parameter in model.parameters() if id(parameter) not in inside)
+    linear = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
+    return model, Sizes(config, block, outside, linear)
+
+
+def step_of(run: RunSettings, *, gpus: int, shard: int) -> Step:
+    """How a run's step is made on each of several GPUs."""
+    training = run.training
+    own = training.batch_size // gpus
+    sequences = min(training.micro_batch_size or own, own)
+    return Step(
+        sequences=sequences, length=run.data.sequence_length, passes=-(-own // sequences), shard=shard,
+        replicas=gpus // shard, is_half=training.precision != "float32",
+        is_checkpointed=training.gradient_checkpointing,
+    )  # fmt: skip
+
+
+def chosen_mesh(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> tuple[Step, Memory, str]:
+    """The division with the fewest GPUs to a copy that fits, because less is sent the fewer they are, and why.
+
+    A copy is divided over some GPUs of a node, over a node, or over some nodes.
+
+    Raises:
+        InputError: it fits on no division, or there are more GPUs than sequences in a batch.
+    """
+    if fleet.gpus > run.training.batch_size:
+        raise InputError(
+            f"--gpus {fleet.gpus}: a batch has only {run.training.batch_size} sequences (training.batch_size), one for "
+            "each GPU at least; give fewer"
+        )
+    node = fleet.gpus_per_node
+    shards = [one for one in range(1, fleet.gpus + 1) if fleet.gpus % one == 0 and (node % one == 0 or one % node == 0)]
+    tried = []
+    for shard in dict.fromkeys([*shards, fleet.gpus]):
+        step = step_of(run, gpus=fleet.gpus, shard=shard)
+        found = memory(sizes, step)
+        tried.append((shard, found.total))
+        if found.total <= fleet.bytes_each:
+            return step, found, _why(tried, fleet)
+    shard, least = min(tried, key=lambda one: one[1])
+    raise InputError(
+        f"--gpus {fleet.gpus} are too small a fleet: shared over {shard}, a step takes {least / GIGA:.1f} GB of each, "
+        f"and {fleet.bytes_each / GIGA:.1f} GB are there; give more, or --set training.micro_batch_size=1 or "
+        "training.gradient_checkpointing=true"
+    )
+
+
+def _why(tried: list[tuple[int, int]], fleet: EstimateSettings) -> str:
+    room, (shard, total) = f"{fleet.bytes_each / GIGA:.1f} GB", tried[-1]
+    fits = f"{total / GIGA:.1f} GB of {room}"
+    if len(tried) == 1:
+        return f"a whole copy fits on each GPU ({fits}), and only gradients are sent"
+    before, more = tried[-2]
+    return f"shared over {shard} GPUs it fits ({fits}); over {before} it takes {more / GIGA:.1f} GB"
+
+
+def _estimated(arm: str, run: RunSettings, fleet: EstimateSettings) -> EstimatedRun:
+    model, sizes = sizes_of(run)
+    step, found, why = chosen_mesh(sizes, run, fleet)
+    forward = forward_flops(model, step.length)
+    passes = 4 if step.is_checkpointed else 3  # a backward pass is two forward passes; checkpoints repeat one
+    tokens = run.training.steps * run.training.batch_size * step.length
+    speed = fleet.flops / (passes * forward)
+    sent = communication(sizes, step)
+    return EstimatedRun(
+        arm=arm, parameters=sizes.parameters, tokens=tokens, flops_a_token=3 * forward, flops=3 * forward * tokens,
+        replicate=step.replicas, shard=step.shard, why=why, sequences=step.sequences, passes=step.passes,
+        total=found.total, tokens_a_second=speed, days=tokens / speed / SECONDS_A_DAY, **asdict(found), **asdict(sent),
+    )  # fmt: skip
+
+
+def _shape(parameter: Tensor) -> Shape:
+    rows = parameter.shape[0] if parameter.dim() else 1
+    return Shape(rows, parameter.numel() // rows)

@@ -1,0 +1,84 @@
+"""Folders that other machines hold: as long as they touch their file, and no longer."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from antiphase.errors import InputError, Interrupted
+from antiphase.folders import holders
+from antiphase.folders.holders import HOLDER, confirm_held, held_elsewhere, holder_of, machine
+from antiphase.folders.ownership import is_in_use, only_one, written_beside
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """A holder on another machine that touched its file so many seconds ago."""
+
+    def make(seconds, **fields):
+        tree = {"machine": "another boot", "host": "node7", "process": 3, "token": "t", **fields}
+        (tmp_path / HOLDER).write_text(json.dumps(tree))
+        then = time.time() - seconds
+        os.utime(tmp_path / HOLDER, (then, then))
+
+    return make
+
+
+def test_a_folder_that_another_machine_holds_is_in_use_until_it_is_silent(tmp_path, foreign):
+    foreign(5)
+    assert is_in_use(tmp_path) is False  # nobody has locked it here, and it was never a folder of ours
+    (tmp_path / ".lock").touch()
+    assert is_in_use(tmp_path)
+    with pytest.raises(InputError, match=r"is in use by another process on node7; wait for it"), only_one(tmp_path):
+        pass
+    assert holder_of(tmp_path).host == "node7"
+    foreign(holders.EXPIRES + 5)
+    assert not is_in_use(tmp_path)
+    with only_one(tmp_path):
+        assert holder_of(tmp_path).machine == machine()
+    assert not (tmp_path / HOLDER).exists()
+
+
+def test_what_a_killed_process_of_this_machine_left_does_not_count(tmp_path, foreign):
+    """Here the lock of the file system has ended with it."""
+    foreign(0, machine=machine())
+    with only_one(tmp_path):
+        pass
+    (tmp_path / HOLDER).write_bytes(b'{"machine"')
+    assert held_elsewhere(tmp_path) is None
+
+
+def test_nothing_is_written_once_another_machine_has_taken_the_folder_over(tmp_path, foreign):
+    with only_one(tmp_path):
+        confirm_held()
+        with written_beside(tmp_path / "first") as folder:
+            (folder / "weights").touch()
+        foreign(0)
+        with pytest.raises(Interrupted, match=r"was taken over by a process on node7"):  # noqa: SIM117 – the error's place
+            with written_beside(tmp_path / "second") as folder:
+                (folder / "weights").touch()
+    assert (tmp_path / "first" / "weights").is_file()
+    assert not (tmp_path / "second").exists()
+    assert holder_of(tmp_path).host == "node7", "the other one's file is left alone"
+
+
+@pytest.mark.slow
+def test_a_holder_touches_its_file_and_ends_when_it_was_taken_over(tmp_path, foreign):
+    code = (
+        "import pathlib, sys, time; from antiphase.folders import holders, ownership\n"
+        "holders.BEAT = 0.1\n"
+        "with ownership.only_one(pathlib.Path(sys.argv[1])):\n    print('held', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "held\n"
+        path, before = tmp_path / HOLDER, (tmp_path / HOLDER).stat().st_mtime_ns
+        while path.stat().st_mtime_ns == before:
+            time.sleep(0.02)
+        foreign(0)
+        assert process.wait(30) == 1
+        assert "was taken over by a process on node7; this one ends" in process.stderr.read()

@@ -1,0 +1,109 @@
+"""Estimates against counted tensors and collectives, and the choice of a mesh."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from antiphase.config import load_preset
+from antiphase.records import Record
+from antiphase.studies.estimate import EstimateSettings
+from antiphase.studies.estimate.formulas import Communication, communication, memory
+from antiphase.studies.estimate.measure import chosen_mesh, estimate, sizes_of, step_of
+from support.counted_step import counted_step
+
+SIZE = """\
+model: {hidden_size: 64, num_hidden_layers: 3, intermediate_size: 176, num_attention_heads: 4, initializer: fan_in}
+data: {source: text, paths: [x], sequence_length: 64, needle_share: 0.0, vocabulary_size: 512}
+training: {steps: 2, batch_size: 8, precision: float32, device: cpu}
+"""
+WIDE = ["model.hidden_size=256", "model.intermediate_size=700", "training.batch_size=2"]
+THREE = ([], ["model.hidden_size=128", "model.intermediate_size=320", "model.num_hidden_layers=4"], WIDE)
+"""Most is held at the loss in the first two, and where gradients are complete in the third."""
+
+
+@pytest.fixture
+def size(tmp_path):
+    path = tmp_path / "size.yaml"
+    path.write_text(SIZE)
+    return path
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *THREE,
+        ["model.attention_type=softmax"],
+        ["model.attention_type=differential_v2"],
+        ["training.micro_batch_size=2"],
+        [*WIDE, "model.tie_word_embeddings=false"],
+        ["data.vocabulary_size=4096", "model.hidden_size=32"],
+        ["training.gradient_checkpointing=true", "model.num_hidden_layers=12", "data.vocabulary_size=300"],
+    ],
+)
+@pytest.mark.slow
+def test_memory_is_what_counted_tensors_take(size, changes):
+    run = load_preset(str(size), changes).run
+    counted = counted_step(run, shard=False)
+    found = memory(sizes_of(run)[1], step_of(run, gpus=1, shard=1))
+    assert found.weights + found.optimizer == pytest.approx(counted["at_rest"], rel=1e-3)
+    assert found.total == pytest.approx(counted["peak"], rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [*THREE, ["training.micro_batch_size=2"]])
+def test_memory_and_communication_of_two_processes_that_share_a_model(size, tmp_path, changes):
+    script = Path(__file__).parents[1] / "support" / "counted_step.py"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, script, size, tmp_path / "counted.json", *changes], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    counted = json.loads((tmp_path / "counted.json").read_text())
+    run = load_preset(str(size), changes).run
+    sizes, step = sizes_of(run)[1], step_of(run, gpus=2, shard=2)
+    assert communication(sizes, step) == Communication(counted["all_gather"], counted["reduce_scatter"], 0)
+    found = memory(sizes, step)
+    assert found.weights + found.optimizer == pytest.approx(counted["at_rest"], rel=1e-3)
+    assert found.total == pytest.approx(counted["peak"], rel=0.1)
+
+
+def test_the_least_division_that_fits_is_chosen(size):
+    run = load_preset(str(size), ["training.batch_size=16"]).run
+    sizes = sizes_of(run)[1]
+    takes = {shard: memory(sizes, step_of(run, gpus=8, shard=shard)).total for shard in (1, 2, 4, 8)}
+    assert takes[1] > takes[2] > takes[4] > takes[8]
+    fleet = EstimateSettings(gpus=8, gpus_per_node=4, memory_share=1.0)
+    for shard, total in takes.items():
+        step, found, why = chosen_mesh(sizes, run, replace(fleet, gpu_memory=total / 1e9 + 1e-9))
+        assert (step.shard, step.replicas, found.total) == (shard, 8 // shard, total)
+        assert ("a whole copy fits" in why) == (shard == 1)
+
+
+def test_a_fleet_that_is_too_small_or_too_large_is_refused(refused):
+    refused("--gpus 1 are too small a fleet: shared over 1, a step takes .* GB", "estimate --preset paper --gpus 1")
+    refused("--gpus 128: a batch has only 64 sequences", "estimate --preset gpu --gpus 128")
+    refused("--gpus 12 is no whole number of nodes of 8", "estimate --gpus 12")
+    refused("--gpu h1000: unknown; did you mean 'h100'", "estimate --gpu h1000")
+    refused("--peak-share must be above 0", "estimate --peak-share 0")
+    refused("recurrent network", "estimate --preset half-hour --set model.kind=lstm")
+
+
+def test_the_papers_models_on_64_gpus(tmp_path):
+    settings = EstimateSettings(preset="paper", gpus=64)
+    record = estimate(settings, tmp_path / "out")
+    assert Record.load(tmp_path / "out").values == record.values
+    for row in record.values["rows"]:
+        parts = ("weights", "gradients", "optimizer", "activations", "logits", "gathered")
+        assert sum(row[part] for part in parts) == row["total"] <= settings.bytes_each
+        assert row["replicate"] * row["shard"] == 64
+        assert row["days"] == pytest.approx(row["flops"] * 4 / 3 / (64 * 989.4e12 * 0.4) / 86400)
+
+
+def test_json_has_one_object_for_each_arm(antiphase):
+    code, out, err = antiphase("estimate --preset gpu --json")
+    assert code == 0, err
+    assert [json.loads(line)["arm"] for line in out.splitlines()] == ["softmax", "differential"]
