@@ -142,7 +142,8 @@ def lines(
     """
     position = start
     with reading(path, flag), open_file(path) as file:
-        file.seek(start)
+        if start:  # compressed files, which cannot be cut, cannot seek either
+            file.seek(start)
         for number, line in enumerate(file, start=first):
             content = line.removeprefix(BYTE_ORDER_MARK) if position == 0 else line
             begin = position + len(line) - len(content)
@@ -160,7 +161,8 @@ def whole_text(path: str | Path, flag: str, *, start: int = 0, end: int | None =
         start, end: bytes of the file to read, between two characters; only of files that are not compressed.
     """
     with reading(path, flag), open_file(path) as file:
-        file.seek(start)
+        if start:  # compressed files, which cannot be cut, cannot seek either
+            file.seek(start)
         content = file.read() if end is None else file.read(end - start)
     _check_end(path, flag, start + len(content), end)
     return decode(content, path, flag, start=start).replace("\r\n", "\n") if start else _text(content, path, flag)

@@ -199,7 +199,7 @@ def called(*words):
 def test_a_command_gives_the_defaults_of_the_fields():
     settings, given = called("M", "--output", "out")
     assert settings == Example(name="M", sizes=[4, 2])
-    assert given == {"output": Path("out"), "resume": False}
+    assert given == {"output": Path("out"), "resume": False, "as_json": False}
 
 
 def test_a_command_reads_every_kind_of_flag():
