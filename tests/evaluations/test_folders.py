@@ -48,7 +48,7 @@ def test_a_folder_is_whole(measurement):
         assert drawing.title
         for words in (drawing.caption, drawing.alternative):
             assert callable(words) or words.endswith(".")
-    if measurement.parent == "antiphase.studies":
+    if measurement.parent == "antiphase.studies" and measurement.name != "estimate":  # which trains nothing
         assert typing.get_type_hints(measurement.measure.plan)["return"] is Plan
         return
     if measurement.parent != "antiphase.evaluations":

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from antiphase.cli import app
 from antiphase.errors import InputError
+from antiphase.execution.local import LOCAL
 from antiphase.records import Record
 from antiphase.studies.registered_claims import CLAIMS_FILE
 from antiphase.studies.reproduce import ReproduceSettings
@@ -36,7 +37,7 @@ def work(tmp_path, request_of):
         folder.mkdir(parents=True)
         for name in ("model.safetensors", "config.json", "tokenizer.json"):
             (folder / name).write_text(f"{arm} {name}")
-    return Work(request_of, scale_preset(request_of), output, lambda message: None, lambda *given: None)
+    return Work(request_of, scale_preset(request_of), output, lambda message: None, lambda *given: None, LOCAL)
 
 
 class Counted:
@@ -267,5 +268,5 @@ def test_prompts_end_where_training_asks_first(request_of, tmp_path):
     for needles, is_shorter in ((4, True), (3, False)):  # tiny measures contexts of up to four needles
         request = replace(request_of, settings=[f"data.needles={needles}"])
         preset = scale_preset(request)
-        work = Work(request, preset, tmp_path / str(needles), lambda message: None, lambda *given: None)
+        work = Work(request, preset, tmp_path / str(needles), lambda message: None, lambda *given: None, LOCAL)
         assert (work.length_asked() < preset.run.data.sequence_length) is is_shorter
