@@ -85,8 +85,8 @@ def test_a_column_that_says_the_same_in_every_row_stays_where_columns_are_values
 
 def test_labels_that_nobody_predicted_keep_their_column():
     model = {
-        "model": "cnn", "accuracy": 0.5, "interval": [0.1, 0.9], "interval_is": "", "macro_f1": 0.3, "unseen_accuracy": None,
-        "seconds": 1,
+        "model": "cnn", "accuracy": 0.5, "interval": [0.1, 0.9], "interval_is": "", "macro_f1": 0.3,
+        "unseen_accuracy": None, "seconds": 1,
     }  # fmt: skip
     values = {
         "labels": ["NEG:x", "POS:y"],
