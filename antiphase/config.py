@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from antiphase.errors import InputError, nearest
 from antiphase.reading.files import parse_yaml, read_yaml
-from antiphase.typed import bounded, build, check_bounds, dotted
+from antiphase.typed import assign, bounded, build, check_bounds, dotted, section
 
 SHARED_BY_ARMS = ("training.seed", "training.steps", "training.batch_size", "training.precision", "training.device")
 """Settings, besides data and evaluation, that must be equal in both arms of a fair comparison."""
@@ -322,9 +322,9 @@ def _preset(
             raise InputError(f"--set {override!r} is not KEY=VALUE, for example --set training.steps=200")
         changes.append((key, _parse_value(override, text)))
     for key, value in changes:
-        if key.startswith("compare.arms.") and "arms" not in (_section(tree, "compare") or {}):
-            _assign(tree, "compare.arms", CompareSettings().arms)  # changing one arm keeps the others
-        _assign(tree, key, value)
+        if key.startswith("compare.arms.") and "arms" not in (section(tree, "compare") or {}):
+            assign(tree, "compare.arms", CompareSettings().arms)  # changing one arm keeps the others
+        assign(tree, key, value)
         _forget_in_arms(tree, key)
     compare_tree = tree.pop("compare", {})
     run = build(RunSettings, tree)
@@ -338,21 +338,9 @@ def _preset(
     return Preset(run=run, compare=compare, name=name)
 
 
-def _section(tree: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """A section of the settings; None if it is missing.
-
-    Raises:
-        InputError: it is a value instead of a section.
-    """
-    found = tree.get(name)
-    if found is not None and not isinstance(found, dict):
-        raise InputError(f"key '{name}' is a section; set one of its fields instead of the value {found!r}")
-    return found
-
-
 def _forget_in_arms(tree: dict[str, Any], key: str) -> None:
     """Remove an arm's own value for a key: a setting for the whole run applies to every arm."""
-    arms = (_section(tree, "compare") or {}).get("arms")
+    arms = (section(tree, "compare") or {}).get("arms")
     for changes in arms.values() if isinstance(arms, dict) else ():
         if isinstance(changes, dict):
             changes.pop(key, None)
@@ -362,7 +350,7 @@ def arm_run(run: RunSettings, compare: CompareSettings, arm: str, *, seed: int) 
     """The settings of one arm and seed: the run with the arm's overrides."""
     tree = dataclasses.asdict(run)
     for key, value in dotted(compare.arms[arm]).items():
-        _assign(tree, key, value)
+        assign(tree, key, value)
     tree["training"]["seed"] = seed
     settings = build(RunSettings, tree, path=f"compare.arms.{arm}")
     _check_run(settings)
@@ -510,20 +498,3 @@ def _read_preset(name: str) -> dict[str, Any]:
 
 def _parse_value(override: str, text: str) -> Any:
     return parse_yaml(text, f"--set {override[:80]!r}", "write it as KEY=VALUE") if text else ""
-
-
-def _assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set ``tree[a][b] = value`` for the dotted key ``a.b``; unknown keys are found later, by ``typed.build``.
-
-    In an arm of a comparison, dotted overrides are kept as keys: ``compare.arms.softmax.training.steps`` sets
-    ``compare["arms"]["softmax"]["training.steps"]``.
-    """
-    parts = dotted.split(".")
-    if parts[:2] == ["compare", "arms"] and len(parts) > 3:
-        parts = [*parts[:3], ".".join(parts[3:])]
-    for part in parts[:-1]:
-        branch = tree.setdefault(part, {})
-        if not isinstance(branch, dict):
-            raise InputError(f"key '{dotted}': '{part}' holds a value, not a section")
-        tree = branch
-    tree[parts[-1]] = value

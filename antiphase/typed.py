@@ -146,3 +146,32 @@ def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tree.items():
         found |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return found
+
+
+def section(tree: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """A section of the settings; None if it is missing.
+
+    Raises:
+        InputError: it is a value instead of a section.
+    """
+    found = tree.get(name)
+    if found is not None and not isinstance(found, dict):
+        raise InputError(f"key '{name}' is a section; set one of its fields instead of the value {found!r}")
+    return found
+
+
+def assign(tree: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set ``tree[a][b] = value`` for the dotted key ``a.b``; unknown keys are found later, by ``build``.
+
+    In an arm of a comparison, dotted overrides are kept as keys: ``compare.arms.softmax.training.steps`` sets
+    ``compare["arms"]["softmax"]["training.steps"]``.
+    """
+    parts = dotted.split(".")
+    if parts[:2] == ["compare", "arms"] and len(parts) > 3:
+        parts = [*parts[:3], ".".join(parts[3:])]
+    for part in parts[:-1]:
+        branch = tree.setdefault(part, {})
+        if not isinstance(branch, dict):
+            raise InputError(f"key '{dotted}': '{part}' holds a value, not a section")
+        tree = branch
+    tree[parts[-1]] = value

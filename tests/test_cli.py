@@ -59,36 +59,12 @@ def foreign_model(tmp_path, capsys):
 # ---------------------------------------------------------------------------------- words of the command itself
 
 
-def test_without_a_command_it_says_what_to_do_first(antiphase):
-    code, out, err = antiphase()
-    assert (code, err) == (2, "")  # nothing was done
-    named = [line.split()[1:3] for line in out.splitlines() if line.startswith("  antiphase ")]
-    assert named
-    assert all(first in COMMANDS or f"{first} {second}" in COMMANDS for first, second in named)
-
-
-@pytest.mark.parametrize(
-    ("words", "completed"),
-    [("evaluate needl", "needles"), ("evaluate needles MODEL --que", "--queries"), ("tun", "tune")],
-)
-def test_the_shell_completes_commands_and_flags(antiphase, monkeypatch, words, completed):
-    monkeypatch.setenv("_ANTIPHASE_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", f"antiphase {words}")
-    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
-    assert antiphase()[1].split() == [completed]
-
-
 def test_json_is_all_that_standard_output_holds(antiphase, foreign_model, text, tmp_path):
     words = f"--length 32 --samples 2 --output {tmp_path / 'p'} --json"
     code, out, err = antiphase("evaluate perplexity", foreign_model, "--data", text, words)
     assert code == 0, err
     assert json.loads(out) == json.loads((tmp_path / "p/record.json").read_text())
     assert "record:" in err
-
-
-def test_json_of_work_without_a_folder(antiphase):
-    code, out, _ = antiphase("tokenize", ["Hello you"], "--json")
-    assert (code, json.loads(out)["kind"]) == (0, "tokenize")
 
 
 def test_every_command_is_known():
@@ -151,11 +127,6 @@ def test_help_of_a_group_lists_its_commands(antiphase, group):
     named = [command.split(" ")[1] for command in COMMANDS if command.startswith(f"{group} ")]
     assert len(named) >= 3
     assert all(re.search(rf"\b{name}\b", out) for name in named)
-
-
-def test_version(antiphase):
-    code, out, _ = antiphase("--version")
-    assert (code, out) == (0, "0.1.0\n")
 
 
 def test_ctrl_c_is_exit_code_130_and_one_sentence(antiphase, monkeypatch):

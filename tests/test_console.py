@@ -1,10 +1,14 @@
 """What the command line shows while it works."""
 
+import json
 from io import StringIO
 from types import SimpleNamespace
 
+import pytest
+import typer
 from rich.console import Console
 
+from antiphase import cli
 from antiphase.cli.progress import Estimate, Lines, job_progress, run_progress, share_progress
 from antiphase.studies.jobs import Job
 
@@ -88,3 +92,35 @@ def test_output_that_is_no_terminal_gets_lines():
         with progress(Console(file=written, width=20), *arguments) as report:
             report(3, 20 if progress is share_progress else {"loss": 1.5})
         assert written.getvalue() == f"{line}\n"
+
+
+def test_without_a_command_it_says_what_to_do_first(antiphase):
+    code, out, err = antiphase()
+    assert (code, err) == (2, "")  # nothing was done
+    named = [line.split()[1:3] for line in out.splitlines() if line.startswith("  antiphase ")]
+    commands = typer.main.get_command(cli.app).commands
+    assert named
+    for first, second in named:
+        assert first in commands
+        assert not hasattr(commands[first], "commands") or second in commands[first].commands
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("evaluate needl", "needles"), ("evaluate needles MODEL --que", "--queries"), ("tun", "tune")],
+)
+def test_the_shell_completes_commands_and_flags(antiphase, monkeypatch, words, completed):
+    monkeypatch.setenv("_ANTIPHASE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"antiphase {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    assert antiphase()[1].split() == [completed]
+
+
+def test_json_of_work_without_a_folder(antiphase):
+    code, out, _ = antiphase("tokenize", ["Hello you"], "--json")
+    assert (code, json.loads(out)["kind"]) == (0, "tokenize")
+
+
+def test_version(antiphase):
+    code, out, _ = antiphase("--version")
+    assert (code, out) == (0, "0.1.0\n")

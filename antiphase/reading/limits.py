@@ -1,4 +1,4 @@
-"""Bounds of time and memory for what a stranger's template makes the program do."""
+"""Bounds for what comes from strangers: time and memory of a template, numbers of layers in a configuration."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+from antiphase.errors import InputError, shown
 
 SECONDS = 3.0
 """Time for one template; the longest that are in use take milliseconds."""
 ROOM = 1 << 29
 """Bytes of address space that one template may take."""
+
+
+LARGEST_DEPTH = 10_000
+"""Layers of a model."""
 
 
 class BoundError(ValueError):
@@ -61,3 +68,18 @@ def _address_space() -> int:
             return int(file.read(99).split()[0]) * resource.getpagesize()
     except OSError:
         return 0
+
+
+def check_depth(tree: Any, place: str) -> None:
+    """Compare numbers of layers, before a class makes a list of that length, or as many modules.
+
+    Raises:
+        InputError: a model of so many layers cannot be made.
+    """
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        if "layers" in str(key) and isinstance(value, int) and value > LARGEST_DEPTH:
+            raise InputError(
+                f"{place}: its config.json cannot be used ({key} must be a whole number up to {LARGEST_DEPTH}, got "
+                f"{shown(value)})"
+            )
+        check_depth(value, place)

@@ -31,6 +31,7 @@ from transformers import (
 from antiphase.errors import InputError, is_lack_of_memory, shown
 from antiphase.reading.files import one_line, read_json
 from antiphase.reading.gguf import is_gguf, read_header, split_digits
+from antiphase.reading.limits import check_depth
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -43,8 +44,6 @@ REBUILT = ("rotary_emb.inv_freq",)
 """Ends of tensor names that old checkpoints hold and every model computes for itself."""
 ADAPTER = "adapter_config.json"
 """File of PEFT; transformers follows it to the adapter's base model, wherever that is."""
-LARGEST_DEPTH = 10_000
-"""Layers of a model."""
 PACKED = 32
 """Weights that one stored number may hold: bits of a quantization to one, and a little."""
 ORIGIN = "dequantized_from"
@@ -179,10 +178,10 @@ def read_config(name: str, *, flag: str) -> PreTrainedConfig:
     if local_folder(name, flag) is None:
         with asking_hub(name, flag):
             tree, _ = PreTrainedConfig.get_config_dict(name)
-            _check_depth(tree, f"{flag} {name}")
+            check_depth(tree, f"{flag} {name}")
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     else:
-        _check_depth(read_json(Path(name) / "config.json", flag, "save the model once more"), f"{flag} {name}")
+        check_depth(read_json(Path(name) / "config.json", flag, "save the model once more"), f"{flag} {name}")
         with usable_config(name, flag):
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     with usable_config(name, flag):
@@ -193,21 +192,6 @@ def read_config(name: str, *, flag: str) -> PreTrainedConfig:
         if not isinstance(config.dtype, dtype | None):
             raise TypeError(f"dtype must be the name of a type, got {config.dtype!r}")
     return config
-
-
-def _check_depth(tree: Any, place: str) -> None:
-    """Compare numbers of layers, before a class makes a list of that length, or as many modules.
-
-    Raises:
-        InputError: a model of so many layers cannot be made.
-    """
-    for key, value in tree.items() if isinstance(tree, dict) else ():
-        if "layers" in str(key) and isinstance(value, int) and value > LARGEST_DEPTH:
-            raise InputError(
-                f"{place}: its config.json cannot be used ({key} must be a whole number up to {LARGEST_DEPTH}, got "
-                f"{shown(value)})"
-            )
-        _check_depth(value, place)
 
 
 def _gguf_config(name: str, flag: str) -> PreTrainedConfig:
