@@ -2,6 +2,7 @@
 
 import io
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,6 +12,7 @@ from antiphase.records import Record
 from antiphase.report import terminal
 from antiphase.report.tables import Column, Table
 
+RECORDS = Path(__file__).parents[2] / "docs/records"
 MODELS = ("rnn", "transformer", "differential_v2")
 
 
@@ -84,15 +86,9 @@ def test_a_column_that_says_the_same_in_every_row_stays_where_columns_are_values
 
 
 def test_labels_that_nobody_predicted_keep_their_column():
-    model = {
-        "model": "cnn", "accuracy": 0.5, "interval": [0.1, 0.9], "interval_is": "", "macro_f1": 0.3,
-        "unseen_accuracy": None, "seconds": 1,
-    }  # fmt: skip
-    values = {
-        "labels": ["NEG:x", "POS:y"],
-        "models": [model],
-        "runs": [{"model": "cnn", "confusion": [[3, 0], [3, 0]]}],
-    }
+    record = Record.load(RECORDS / "classify-subj.json")
+    runs = [run | {"confusion": [[3, 0], [3, 0]]} for run in record.values["runs"]]
+    values = record.values | {"labels": ["NEG:x", "POS:y"], "runs": runs}
     text = printed(Record(kind="classify", values=values))
     assert "→ NEG:x" in text
     assert "→ POS:y" in text
