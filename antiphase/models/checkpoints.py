@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
@@ -259,8 +260,14 @@ def _write_shards(
 
 @contextmanager
 def _written_folder(target: Path) -> Iterator[Path]:
-    """A new folder next to ``target`` that is renamed to it at the end, or deleted after an error."""
+    """A new folder next to ``target`` that is renamed to it at the end, or deleted after an error.
+
+    Folders that ended processes have left for the same target are removed.
+    """
     temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
+    for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        if not _is_running(leftover.suffixes[-2].removeprefix(".")):
+            shutil.rmtree(leftover, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
@@ -273,6 +280,17 @@ def _written_folder(target: Path) -> Iterator[Path]:
         temporary.rename(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _is_running(process: str) -> bool:
+    """Whether a process with this number is running here."""
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except (ValueError, OverflowError, PermissionError):  # no number of ours, or another user's process
+        return True
+    return True
 
 
 def _hub_folder(name: str) -> Path:

@@ -1,6 +1,7 @@
 """``make attack``: kills, disk faults and damaged inputs for every command and reader; its record says what was lost.
 
-``--minute`` is the form of CI. ``--seed`` repeats a campaign: it decides everything but the moments' exact instants.
+``--minute`` is a short form, which the slow tests run. ``--seed`` repeats a campaign: it decides everything but the
+moments' exact instants.
 """
 
 from __future__ import annotations

@@ -17,7 +17,6 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 @pytest.mark.slow
-@pytest.mark.essential
 def test_nothing_is_lost_in_a_minute(tmp_path):
     """About a minute on an idle core; what the campaign finds is printed."""
     done = subprocess.run(

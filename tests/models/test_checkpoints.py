@@ -1,7 +1,10 @@
 """Checkpoint folders convert shard by shard; whatever is wrong is named, and nothing half-written stays."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -144,3 +147,13 @@ def test_the_set_of_weights_that_transformers_reads_is_read(tmp_path, tiny_model
     convert(str(tmp_path / "both"), tmp_path / "v2", attention_type="differential_v2")
     assert torch.allclose(logits(tmp_path / "both"), logits(tmp_path / "other"))
     assert torch.allclose(logits(tmp_path / "v2"), logits(tmp_path / "both"), atol=1e-4)
+
+
+def test_a_conversion_removes_what_an_ended_one_has_left_and_nothing_else(tmp_path, source):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = {f".ours.{ended.pid}.tmp": False, f".ours.{os.getppid()}.tmp": True, f".other.{ended.pid}.tmp": True}
+    for name in names:
+        (tmp_path / name).mkdir()
+    convert(str(source), tmp_path / "ours")
+    assert {name: (tmp_path / name).exists() for name in names} == names
