@@ -93,8 +93,7 @@ def write_tokens(
     check_columns(corpus.sources, corpus.text_field, corpus.flag)
     backend = _backend(corpus.tokenizer)
     shards = shards_of(corpus.sources, corpus.flag, unchanged_by(backend))
-    for left in data.parent.glob(f".{data.stem}.*.tmp"):  # of processes that were killed
-        left.unlink()
+    _remove_temporaries(data)
     paths = [data.with_name(f".{data.stem}.{index:06}.tokens") for index in range(len(shards))]
     found: dict[int, Written] = {}
     for index, (path, shard) in enumerate(zip(paths, shards, strict=True)):
@@ -110,7 +109,15 @@ def write_tokens(
     for path in paths:
         path.unlink(missing_ok=True)
         path.with_suffix(".json").unlink(missing_ok=True)
+    _remove_temporaries(data)  # again, because a process outlives by a moment the one that was killed
     return counts
+
+
+def _remove_temporaries(data: Path) -> None:
+    """Remove what processes that were killed have left of shards and sidecars."""
+    for pattern in (f".{data.stem}.*.tmp", f"..{data.stem}.*.tmp"):
+        for left in data.parent.glob(pattern):
+            left.unlink(missing_ok=True)
 
 
 def _write_shards(

@@ -226,6 +226,8 @@ def test_finished_shards_survive_a_kill(workers, tokenizer, tmp_path, small_shar
     assert 3 <= len(whole) <= len(kept)
     damaged = whole[1].with_suffix(".tokens")  # of equal size
     damaged.write_bytes(bytes(damaged.stat().st_size))
+    for name in (damaged.name, whole[2].name):  # as a process leaves them that is killed while it writes
+        (cache / f".{name}.1.tmp").touch()
 
     written = []
     original = token_files.write_shard
