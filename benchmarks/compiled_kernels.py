@@ -60,7 +60,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="folder for the record")
     chosen = parser.parse_args()
     check_empty(chosen.output)
-    console, rows = Console(), []
+    console = Console()
+    rows: list[dict[str, Any]] = []
     for architecture in ARCHITECTURES:
         for width, key_maps in product(WIDTHS, (2, 1)):
             rows += compiled(width, key_maps, "bf16", architecture)
@@ -149,7 +150,7 @@ def _usage(ptx: str, architecture: int) -> dict[str, int]:
         path = Path(folder) / "kernel.ptx"
         path.write_text(ptx)
         name = f"sm_{architecture}{'a' if architecture >= 90 else ''}"
-        command = [ptxas, "-v", f"-arch={name}", path, "-o", path.with_suffix(".cubin")]
+        command = [str(ptxas), "-v", f"-arch={name}", str(path), "-o", str(path.with_suffix(".cubin"))]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
     return {
         "registers": int(re.findall(r"Used (\d+) registers", said)[0]),

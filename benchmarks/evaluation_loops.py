@@ -273,7 +273,7 @@ def long_prompts(
         ids = torch.randint(vocabulary, (count, length), generator=torch.Generator().manual_seed(seed))
         for kind, prompts in (("own", own), ("shared", shared)):
             _check(chosen_by_loop(model, prompts), labels, f"{kind} prompts, {name}, {length} tokens")
-        work = {
+        work: dict[str, Callable[[], object]] = {
             PREFILL: partial(_prefill, model, ids),
             OWN: partial(chosen_by_loop, model, own),
             SHARED: partial(chosen_by_loop, model, shared),

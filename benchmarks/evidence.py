@@ -25,6 +25,7 @@ from rich.console import Console
 from antiphase.config import RunSettings, load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import Interrupted
+from antiphase.execution.local import LocalPool
 from antiphase.records import Record, finite, write_atomically
 from antiphase.scoring.likelihood import negative_log_likelihoods
 from antiphase.scoring.loading import load_model
@@ -144,7 +145,7 @@ def _trained(run: Run, settings: RunSettings) -> dict[str, Any]:
     """The values of the run's record."""
     folder = WORK / run.study
     job = Job(run.name, run.study, run.seed, settings)
-    run_jobs([job], folder, processes=1, cores=1, report=lambda job, step, values: None)
+    run_jobs([job], folder, pool=LocalPool(1, 1), report=lambda job, step, values: None)
     record = Record.load(folder / run.name)
     lines = read_metrics(folder / run.name)
     norms = [line["gradient_norm"] for line in lines]

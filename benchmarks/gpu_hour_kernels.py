@@ -134,7 +134,7 @@ def time_attention(stage: Stage) -> int:
     kept = Kept(stage)
     suite, trials = _attention_suite(stage), _trials(stage)
     _compiled(stage, kept, trials, suite)
-    rounds = {"rounds": 3, "seconds": 0.0} if stage.is_rehearsal else {}
+    rounds: dict[str, Any] = {"rounds": 3, "seconds": 0.0} if stage.is_rehearsal else {}
     found = block_sizes.timed_blocks(trials, piece=kept, say=stage.say, **rounds)
     chosen, refused = _verified(stage, kept, suite, found["chosen"])
     with override_blocks(chosen), _few_rounds(stage):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gpu_hour_stage import SPARE, Kept, NoTime, Stage, alarm
 
 from antiphase.config import CompareSettings, Preset, RunSettings, arm_run, load_preset
 from antiphase.errors import InputError
+from antiphase.execution.local import LocalPool
 from antiphase.records import Record
 from antiphase.studies.jobs import Job, run_jobs
 from antiphase.studies.training_run import train_run
@@ -73,7 +75,8 @@ def train_side_by_side(stage: Stage, folder: Path, runs: dict[str, RunSettings],
             raise NoTime
 
     folder.mkdir(parents=True, exist_ok=True)
-    run_jobs(jobs, folder, processes=processes, cores=min(CORES, 2 * processes), report=report)
+    pool = LocalPool(processes, max(1, min(CORES, 2 * processes) // processes))
+    run_jobs(jobs, folder, pool=pool, report=report)
     return {name: Record.load(folder / name).values for name in runs}
 
 
@@ -84,7 +87,7 @@ def pilot(stage: Stage, calls: int, overrides: Sequence[str]) -> int:
     steps = stage.sizes.pilot_steps
     alone: dict[str, float] = {}
     for arm in (*PAIR, V2):
-        found = kept(f"{arm} alone", lambda arm=arm: _alone(stage, preset, arm, steps))
+        found = kept(f"{arm} alone", partial(_alone, stage, preset, arm, steps))
         if found is None:
             return 1
         alone[arm] = found["tokens_per_second"]
@@ -181,7 +184,7 @@ def train(stage: Stage, overrides: Sequence[str]) -> int:
             stage.say(f"{max(0.0, stage.left):.0f} s are left, too little for {name}, which takes {seconds:.0f}")
             break
         try:
-            found = kept(name, lambda runs=runs: _round(stage, runs, planned.processes))
+            found = kept(name, partial(_round, stage, runs, planned.processes))
         except NoTime:
             stage.say(f"the minutes were over during {name}; its checkpoints are in {stage.work}")
             break

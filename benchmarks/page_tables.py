@@ -211,13 +211,22 @@ def calibration_memory() -> list[list[str]]:
     return found
 
 
+def _split(found: Classify) -> str:
+    assert found.data is not None, "the record of a whole classification"
+    return found.data.split
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
 def classifiers() -> list[list[str]]:
     """Test accuracy of every classifier on every data set."""
     names = {name: ROOT / f"docs/records/classify-{name.lower()}.json" for name in PUBLISHED}
     records = {name: Record.load(path) for name, path in names.items() if path.is_file()}
     results = {name: Classify.of(found) for name, found in records.items()}
     rows = {
-        name: {row.model: row for row in summaries(found.runs, one_test_part=found.data.split != "held-out tenth")}
+        name: {row.model: row for row in summaries(found.runs, one_test_part=_split(found) != "held-out tenth")}
         for name, found in results.items()
     }  # recomputed from the counts of runs, so that intervals of older records cover the test rows too
     found = [["test accuracy, %", *records]]
@@ -225,9 +234,9 @@ def classifiers() -> list[list[str]]:
     for model in dict.fromkeys(model for by_model in rows.values() for model in by_model):
         chosen = [rows[name].get(model) for name in records]
         found.append([model, *("–" if row is None else share_and_interval(row) for row in chosen)])
-        unseen = ["–" if row is None else f"{100 * row.unseen_accuracy:.1f}" for row in chosen]
+        unseen = ["–" if row is None else _share(row.unseen_accuracy) for row in chosen]
         found.append([f"{model}, unseen texts", *unseen])
-    found.append(["tested on", *(found.data.split for found in results.values())])
+    found.append(["tested on", *(_split(found) for found in results.values())])
     found.append(["seeds", *(", ".join(map(str, record.seeds)) for record in records.values())])
     return found
 

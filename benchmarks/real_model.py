@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
@@ -175,12 +176,12 @@ def main() -> None:
 
 def write_tasks(data: Path, output: Path) -> None:
     """The task files of the long form, those of lm-eval too."""
-    tasks = {name: {"template": name, **files} for name, files in SHOWN.items()}
+    tasks: dict[str, dict[str, Any]] = {name: {"template": name, **files} for name, files in SHOWN.items()}
     for name, file in JUDGED.items():
         tasks[f"{name}-zero"] = {"template": name, "name": name, "data": f"classification/{file}"}
     tasks["cr-four"] = {**tasks["cr-zero"], "name": "cr-4", "shots": 4}
     for name, tree in tasks.items():
-        placed = {
+        placed: dict[str, Any] = {
             key: os.path.relpath((data / tree[key]).resolve(), output.resolve())
             for key in ("data", "demonstrations")
             if key in tree
@@ -194,13 +195,13 @@ def write_tasks(data: Path, output: Path) -> None:
         for part, of_part in (("train", rows[:200]), ("test", rows[200:])):
             text = "".join(json.dumps(row) + "\n" for row in of_part)
             (output / LM_EVAL / f"{name}-{part}.jsonl").write_text(text, encoding="utf-8")
-        tree = {
+        described = {
             "task": name, "dataset_path": "json", "output_type": "multiple_choice", "test_split": "test",
             "dataset_kwargs": {"data_files": {part: f"{LM_EVAL}/{name}-{part}.jsonl" for part in ("train", "test")}},
             "fewshot_split": "train", "doc_to_text": prompt, "doc_to_choice": list(words.values()),
             "doc_to_target": "label", "metric_list": [{"metric": "acc"}],
         }  # fmt: skip
-        (output / LM_EVAL / f"{name}.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+        (output / LM_EVAL / f"{name}.yaml").write_text(yaml.safe_dump(described), encoding="utf-8")
 
 
 def sinks_of_text(output: Path) -> None:

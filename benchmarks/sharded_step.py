@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -30,7 +31,7 @@ from antiphase.training.distributed import Processes, processes
 from antiphase.training.loop import NextTokenLoss
 from antiphase.training.optimizer import build_optimizer
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "attention_type": "differential", "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408,
     "num_hidden_layers": 8, "num_attention_heads": 16, "max_position_embeddings": 256, "tie_word_embeddings": True,
 }  # fmt: skip

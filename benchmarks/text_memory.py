@@ -77,11 +77,12 @@ def prepare_repeated(text: str, count: int, tokenizer: str, cache: Path, first: 
         tokens = count * (len(first.tokens) + 1) - 1
         return {"tokens": tokens, "documents": 0, "ends": [tokens]}
 
-    original, packing.write_tokens = packing.write_tokens, repeated
+    original = vars(packing)["write_tokens"]
+    vars(packing)["write_tokens"] = repeated
     try:
         pack([text], load_tokenizer(tokenizer), sequence_length=LENGTH, cache=cache)
     finally:
-        packing.write_tokens = original
+        vars(packing)["write_tokens"] = original
 
 
 def train(work: Path, name: str, text: str, *settings: str) -> dict[str, Any]:

@@ -4,10 +4,12 @@ After 300 steps the model has learned little, so this example only shows the cal
 """
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import antiphase
 from antiphase.config import load_preset
@@ -31,7 +33,7 @@ for _ in range(48):
     samples.append((tokenizer.convert_tokens_to_ids(words), tokenizer.convert_tokens_to_ids(f"n{number}")))
 
 
-def score(model, samples):
+def score(model: PreTrainedModel, samples: Sequence[Any]) -> torch.Tensor:
     """Log probability of each right answer after its prompt."""
     ids = torch.tensor([ids for ids, _ in samples])
     answers = torch.tensor([answer for _, answer in samples])
