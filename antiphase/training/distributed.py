@@ -6,6 +6,7 @@ A single process is a group of one, whose sums are its own numbers; it joins not
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,7 +27,7 @@ from transformers import PreTrainedModel
 
 from antiphase.config import TrainingSettings
 from antiphase.data.retrieval import IGNORED_LABEL
-from antiphase.errors import DivergedError, InputError, NonFiniteError
+from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
 from antiphase.training.sharding import accumulate, shard, whole
 from antiphase.training.watch import Watch, watched
 
@@ -35,6 +36,8 @@ JOIN_SECONDS = 0.02
 """Between two looks for processes that have begun."""
 GRACE_SECONDS = 120.0
 """From the end of ``training.hang_limit`` until a collective operation fails by itself, without naming the process."""
+ANSWER_SECONDS = 30.0
+"""How long torchrun may take to answer a process that it has started."""
 SEEN_SECONDS = 30.0
 """How long a file may take to appear on the other nodes."""
 
@@ -225,6 +228,7 @@ def processes(device: torch.device, training: TrainingSettings) -> Iterator[Proc
 
     Raises:
         InputError: the mesh does not fit the number of processes.
+        Interrupted: torchrun has ended before this process could join.
     """
     if not dist.is_torchelastic_launched():
         yield Processes(rank=0, count=1, device=device)
@@ -233,19 +237,35 @@ def processes(device: torch.device, training: TrainingSettings) -> Iterator[Proc
         torch.cuda.set_device(dist.get_node_local_rank())  # "cuda" is a different GPU in each process of a machine
     sizes = mesh_sizes(training, process_count())
     limit = training.hang_limit
-    store, rank, count = next(iter(rendezvous("env://")))
-    watching, number = store.clone(), _attempt(store, rank, count)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore(f"group-{number}", store), rank=rank, world_size=count,
-        timeout=timedelta(seconds=limit + GRACE_SECONDS),
-    )  # fmt: skip
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard")) if sizes[1] > 1 else None
+    try:
+        _check_launcher()
+        store, rank, count = next(iter(rendezvous("env://", timeout=timedelta(seconds=ANSWER_SECONDS))))
+        store.set_timeout(timedelta(seconds=limit + GRACE_SECONDS))
+        watching, number = store.clone(), _attempt(store, rank, count)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            store=PrefixStore(f"group-{number}", store), rank=rank, world_size=count,
+            timeout=timedelta(seconds=limit + GRACE_SECONDS),
+        )  # fmt: skip
+        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard")) if sizes[1] > 1 else None
+    except (dist.DistNetworkError, dist.DistStoreError, ConnectionError, TimeoutError):
+        raise Interrupted("torchrun, which started this process, has ended or cannot be reached") from None
     try:
         with watched(PrefixStore(f"watch-{number}", watching), rank, count, limit) as watch:
             yield Processes(rank=rank, count=count, device=device, mesh=mesh, watch=watch)
     finally:
         dist.destroy_process_group()
+
+
+def _check_launcher() -> None:
+    """A process whose torchrun was killed would wait for it for a long time, and keep its folder meanwhile.
+
+    Raises:
+        ConnectionError: torchrun's store, which is there before its processes, does not answer.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # noqa: TID251 – set by torchrun
+        address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])  # noqa: TID251 – set by torchrun
+        socket.create_connection(address, timeout=ANSWER_SECONDS).close()
 
 
 def _attempt(store: Store, rank: int, count: int) -> str:

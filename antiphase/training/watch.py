@@ -1,4 +1,4 @@
-"""Ends a run of several processes when one of them makes no progress, and says which one.
+"""Ends a run of several processes when one of them makes no progress, and says which one; or when torchrun is gone.
 
 Each process reports to torchrun's store, from a thread, what it began last. Where one stops, the others soon wait for
 it in a collective operation; the one that stopped has reported fewer beginnings, or reports nothing any more.
@@ -71,8 +71,11 @@ class Watch:
             while not self._ended.wait(self.interval):
                 if self._report().age > self.limit:
                     self._finish(self._hanging())
-        except DistError:  # torchrun itself has ended, and ends this process
-            return
+        except DistError:  # torchrun has ended; if it was killed, it has not ended this process
+            if not self._ended.wait(self.interval):
+                sys.stderr.write("antiphase: torchrun has ended, and this process with it\n")
+                sys.stderr.flush()
+                os._exit(1)
 
     def _report(self) -> Report:
         beginnings, what, since = self._state

@@ -105,3 +105,14 @@ def test_a_hang_is_ended_by_name(tmp_path, tiny_preset):
     (said,) = re.findall(r"antiphase: process .*", err)
     assert re.match(r"antiphase: process 1 of 2 \(.+\) made no progress for 15 s \(training\.hang_limit\), ", said)
     assert "--max-restarts" in said
+
+
+@pytest.mark.parametrize("steps", [0, 5], ids=["begins", "trains"])
+def test_processes_end_with_their_launcher(tmp_path, tiny_preset, steps):
+    """A killed torchrun ends nothing itself; its processes must not keep the folder until they give up waiting."""
+    with torchrun(tiny_preset, tmp_path / "run", *SHARD, "training.steps=100000") as launcher:
+        wait_until(lambda: len(workers(launcher)) == 2 and steps_done(tmp_path / "run") >= steps, launcher)
+        launcher.kill()
+        _, err = launcher.communicate(timeout=100)  # their standard error is open until they have ended
+    assert "antiphase: torchrun" in err
+    assert "Traceback" not in err
