@@ -14,7 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
@@ -124,18 +124,36 @@ def dequantized(quantization: str) -> str:
     return f"dequantized from {quantization}, so figures of this model are those of a model of {bits} bits"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write to a temporary file and rename it, so that neither a reader nor a crash ever sees a partial file."""
+def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write to a temporary file and rename it, so that neither a reader nor a crash ever sees a partial file.
+
+    Args:
+        content: the bytes, or parts of them, which are never in memory together.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with writing(path):
             with open(temporary, "wb") as file:
-                file.write(content)
+                file.writelines([content] if isinstance(content, bytes) else content)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def is_writing(temporary: Path) -> bool:
+    """Whether another process that may write ``.NAME.PROCESS.tmp`` is running here; a killed one left it behind."""
+    process = temporary.suffixes[-2].removeprefix(".") if len(temporary.suffixes) > 1 else ""
+    if process == str(os.getpid()):  # in containers numbers come again
+        return False
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except (ValueError, OverflowError, PermissionError):  # no number of ours, or another user's process
+        return True
+    return True
 
 
 @contextmanager

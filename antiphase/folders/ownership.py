@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from antiphase.errors import InputError
 from antiphase.folders.holders import HOLDER, confirm_held, held, held_elsewhere
-from antiphase.records import command_line, write_atomically, writing
+from antiphase.records import command_line, is_writing, write_atomically, writing
 
 LOCK = ".lock"
 UNFINISHED = ".unfinished"
@@ -55,6 +55,7 @@ def unfinished(folder: Path) -> Iterator[None]:
     made, path = make_folder(folder), folder / UNFINISHED
     is_first = not path.is_file()
     write_atomically(path, command_line().encode())
+    _remove_leftovers(folder)
     try:
         yield
     except InputError:
@@ -105,11 +106,19 @@ def only_one(folder: Path) -> Iterator[None]:
                 f"--output {folder} is in use by another process on {other.host}; wait for it or choose another folder"
             )
         with held(folder):
+            _remove_leftovers(folder)
             yield
     finally:
         lock.release()
         if made and not any(path.name != LOCK for path in folder.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove temporary files of ``write_atomically`` whose writers were killed."""
+    for path in folder.glob(".*.tmp"):
+        if path.is_file() and not is_writing(path):
+            path.unlink(missing_ok=True)
 
 
 def is_in_use(folder: Path) -> bool:

@@ -43,7 +43,7 @@ from antiphase.reading.models import (
     usable_config,
     weight_files,
 )
-from antiphase.records import writing
+from antiphase.records import is_writing, writing
 
 COPIED_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
@@ -266,7 +266,7 @@ def _written_folder(target: Path) -> Iterator[Path]:
     """
     temporary = target.parent / f".{target.name}.{os.getpid()}.tmp"
     for leftover in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-        if not _is_running(leftover.suffixes[-2].removeprefix(".")):
+        if not is_writing(leftover):
             shutil.rmtree(leftover, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
@@ -280,17 +280,6 @@ def _written_folder(target: Path) -> Iterator[Path]:
         temporary.rename(target)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _is_running(process: str) -> bool:
-    """Whether a process with this number is running here."""
-    try:
-        os.kill(int(process), 0)
-    except ProcessLookupError:
-        return False
-    except (ValueError, OverflowError, PermissionError):  # no number of ours, or another user's process
-        return True
-    return True
 
 
 def _hub_folder(name: str) -> Path:

@@ -18,7 +18,7 @@ from antiphase.execution.executor import Command, Pool, Running
 from antiphase.folders.contents import check_model, check_text
 from antiphase.folders.ownership import is_in_use
 from antiphase.records import write_atomically
-from antiphase.training.run_folder import read_metrics
+from antiphase.training.run_folder import last_metrics
 
 POLL_SECONDS = 0.5
 
@@ -92,9 +92,8 @@ def _check_text(job: Job, first: Job, output: Path) -> None:
 
 def _report(job: Job, output: Path, report: Report, *, done: bool = False) -> None:
     """Pass on the last line of a run's metrics; before step 1 there is none."""
-    lines = read_metrics(output / job.name)
-    step = lines[-1]["step"] if lines else 0
-    report(job, job.settings.training.steps if done else step, lines[-1] if lines else {})
+    last = last_metrics(output / job.name) or {}
+    report(job, job.settings.training.steps if done else last.get("step", 0), last)
 
 
 def command_of(job: Job, output: Path, threads: int) -> Command:

@@ -42,8 +42,8 @@ from antiphase.training.run_folder import (
     check_diverged,
     check_run,
     diverged_message,
+    last_metrics,
     open_run,
-    read_metrics,
 )
 from antiphase.training.run_model import (
     attention_only,
@@ -426,7 +426,7 @@ class _Run:
 
 def run_values(model: PreTrainedModel, progress: Progress, output: Path, training: TrainingSettings) -> dict[str, Any]:
     """The values of a run's record."""
-    lines = read_metrics(output)
+    last = last_metrics(output)
     curve = progress.curve
     scored = [point for point in curve if point.get("accuracy") is not None]
     best = max(scored, key=lambda point: point["accuracy"]) if scored else None
@@ -443,7 +443,7 @@ def run_values(model: PreTrainedModel, progress: Progress, output: Path, trainin
         "best": None if best is None else {"accuracy": best["accuracy"], "step": best["step"]},
         "curve": curve,
         "lambdas": lambdas(model),
-        "gradient_norms": lines[-1].get("gradient_norms") if lines else None,
+        "gradient_norms": last.get("gradient_norms") if last else None,
         "diverged": None,
     }
 

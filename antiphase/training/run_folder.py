@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ SETTINGS = "run.yaml"
 METRICS = "metrics.jsonl"
 CURVE = "curve.json"
 """Evaluations so far, for monitoring; a resumed run reads them from its checkpoint instead."""
+TAIL = 1 << 16
+"""Bytes of a log that are read at a time from its end."""
 RUN = Resumable.named("run", SETTINGS)
 WITHOUT_EFFECT = (
     "training.threads", "training.mesh.replicate", "training.mesh.shard", "training.hang_limit", "data.cache",
@@ -80,8 +84,7 @@ class MetricsLog:
 
     def __init__(self, folder: Path, *, step: int) -> None:
         self.path = folder / METRICS
-        kept = [line for line in read_metrics(folder) if line["step"] <= step]
-        write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
+        write_atomically(self.path, (line for line, values in _lines(self.path) if values["step"] <= step))
 
     def write(self, values: dict[str, Any]) -> None:
         with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
@@ -90,17 +93,39 @@ class MetricsLog:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The complete lines of a run's log; a line truncated by a kill is skipped."""
+    return [values for _, values in _lines(folder / METRICS)]
+
+
+def last_metrics(folder: Path) -> dict[str, Any] | None:
+    """The last complete line of a run's log; only the file's end is read."""
     path = folder / METRICS
     if not path.is_file():
-        return []
-    lines = []
-    with reading(path, "--output"):
-        content = path.read_bytes()
-    for line in content.split(b"\n"):
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, dict) and isinstance(found.get("step"), int):
-            lines.append(found)
-    return lines
+        return None
+    with reading(path, "--output"), open(path, "rb") as file:
+        end, size = b"", file.seek(0, os.SEEK_END)
+        while size:
+            start = max(0, size - TAIL)
+            file.seek(start)
+            end, size = file.read(size - start) + end, start
+            lines = end.split(b"\n")[min(size, 1) : -1]  # at both ends there may be parts of lines
+            if (values := next(filter(None, map(_values, reversed(lines))), None)) is not None:
+                return values
+    return None
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The complete lines of a log, and what they hold, one after the other."""
+    if not path.is_file():
+        return
+    with reading(path, "--output"), open(path, "rb") as file:
+        for line in file:
+            if line.endswith(b"\n") and (values := _values(line)) is not None:
+                yield line, values
+
+
+def _values(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None

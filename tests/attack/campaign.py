@@ -1,7 +1,7 @@
 """``make attack``: kills, disk faults and damaged inputs for every command and reader; its record says what was lost.
 
-``--minute`` is a short form, which the slow tests run. ``--seed`` repeats a campaign: it decides everything but the
-moments' exact instants.
+``--minute`` is a short form, which the slow tests run. ``--only`` runs one part, and its result takes the place of the
+former one in the record. ``--seed`` repeats a campaign: it decides everything but the moments' exact instants.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from attack import disk, fuzz, programs, stops, targets  # noqa: E402 – found by the line above
 
-from antiphase.records import Record  # noqa: E402 – after it, as isort has it
+from antiphase.records import Record, environment  # noqa: E402 – after it, as isort has it
 
 FULL = {"kills": 250, "torchrun": 50, "faults": 200, "inputs": 10_000}
 MINUTE = {"kills": 4, "torchrun": 0, "faults": 6, "inputs": 30}
@@ -53,10 +53,16 @@ class Campaign:
             targets.make_inputs(self.inputs)
             os._exit(0)
         os.waitpid(pid, 0)
-        words = ["train", "--preset", str(self.inputs / "tiny.yaml"), "--output", str(self.inputs / "run")]
-        run = programs.start_warm(words, self.inputs, self.folder / "log")
-        run.wait()
-        assert run.code == 0, run.said
+        classify = ["classify", "--train", str(self.inputs / "rows.txt"), "--model", "cnn", "--set", "epochs=2"]
+        train = ["train", "--preset", str(self.inputs / "tiny.yaml")]
+        for words, name in (
+            (train, "run"),
+            ([*train, "--set", "model.attention_type=softmax"], "softmax"),
+            (classify, "classified"),
+        ):
+            run = programs.start_warm([*words, "--output", str(self.inputs / name)], self.inputs, self.folder / "log")
+            run.wait()
+            assert run.code == 0, run.said
 
     def kills(self, chosen: Sequence[targets.Target], count: int) -> list[dict[str, Any]]:
         """Until ``count`` runs were stopped."""
@@ -111,45 +117,54 @@ def main() -> int:
     if not hasattr(ctypes.CDLL(None), "attack_arm") and given.only != "inputs":
         with TemporaryDirectory() as folder:
             if (library := programs.build_shim(Path(folder))) is not None:
-                environment = {**os.environ, "LD_PRELOAD": str(library), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-                return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode
-    started, sizes = time.perf_counter(), {**(MINUTE if given.minute else FULL)}
+                variables = {**os.environ, "LD_PRELOAD": str(library), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+                return subprocess.run([sys.executable, *sys.argv], env=variables, check=False).returncode
+    sizes = {**(MINUTE if given.minute else FULL)}
     sizes = {name: getattr(given, name) if getattr(given, name) is not None else sizes[name] for name in sizes}
     if given.only != "inputs":
         programs.warm_up()
+    wrong: list[str] = []
     with TemporaryDirectory() as folder:
-        values, wrong = attack(Campaign(Path(folder), given.seed), sizes, given)
-    values |= {"sizes": sizes, "wrong": wrong}
-    if given.output is not None:
-        record = Record(kind="attack", values=values, seeds=[given.seed], seconds=time.perf_counter() - started)
-        print(record.save(given.output, "attack"))  # noqa: T201 – the path of the result
+        campaign = Campaign(Path(folder), given.seed)
+        for part in [given.only] if given.only else [name for name, size in sizes.items() if size]:
+            started = time.perf_counter()
+            rows = attack(campaign, part, sizes[part], given)
+            found = {
+                "size": sizes[part], "seed": given.seed, "revision": environment()["revision"], "rows": rows,
+                "wrong": campaign.wrong, "seconds": time.perf_counter() - started,
+            }  # fmt: skip
+            if given.output is not None:
+                print(keep(given.output, part, found))  # noqa: T201 – the path of the result
+            wrong, campaign.wrong = wrong + campaign.wrong, []
     print(f"{len(wrong)} lost" if wrong else "nothing was lost")  # noqa: T201 – the result
     return int(bool(wrong))
 
 
-def attack(campaign: Campaign, sizes: dict[str, int], given: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """All parts, or the one that is asked for; values of the record, and what was lost."""
-    values: dict[str, Any] = {}
-    parts = [given.only] if given.only else list(sizes)
-    if "inputs" in parts and sizes["inputs"]:
-        values["inputs"] = fuzz.all_readers(campaign.folder / "fuzz", sizes["inputs"], given.seed, given.target)
-        campaign.wrong += [line for row in values["inputs"] for line in row["wrong"]]
-    if set(parts) == {"inputs"}:
-        return values, campaign.wrong
-    campaign.prepare()
+def keep(folder: Path, part: str, found: dict[str, Any]) -> Path:
+    """Put the result of a part into the record, beside those of the other parts."""
+    path = folder / "attack.json"
+    values = (Record.load(path).values if path.is_file() else {}) | {part: found}
+    values = {name: values[name] for name in FULL if name in values}
+    return Record(kind="attack", values=values, seconds=sum(one["seconds"] for one in values.values())).save(
+        folder, "attack"
+    )
+
+
+def attack(campaign: Campaign, part: str, size: int, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of a part of the campaign."""
+    if part == "inputs":
+        rows = fuzz.all_readers(campaign.folder / "fuzz", size, given.seed, given.target)
+        campaign.wrong += [line for row in rows for line in row["wrong"]]
+        return rows
+    if not campaign.inputs.is_dir():
+        campaign.prepare()
     every = targets.targets(campaign.inputs)
     if given.target:
         every = [target for target in every if target.name == given.target]
     elif given.minute:
         every = [target for target in every if target.name in QUICK]
-    single = [target for target in every if target.processes == 1]
-    if "kills" in parts and sizes["kills"]:
-        values["kills"] = campaign.kills(single, sizes["kills"])
-    if "torchrun" in parts and sizes["torchrun"]:
-        values["torchrun"] = campaign.kills([target for target in every if target.processes > 1], sizes["torchrun"])
-    if "faults" in parts and sizes["faults"]:
-        values["faults"] = campaign.faults(single, sizes["faults"])
-    return values, campaign.wrong
+    chosen = [target for target in every if (target.processes > 1) == (part == "torchrun")]
+    return campaign.faults(chosen, size) if part == "faults" else campaign.kills(chosen, size)
 
 
 def arguments() -> argparse.Namespace:

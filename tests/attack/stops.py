@@ -19,6 +19,10 @@ them, SIGINT, SIGINT a second time within half a second.
 """
 
 
+EXISTS = "exists and is not empty"
+"""What a command says that cannot be resumed and finds its result."""
+
+
 @dataclass
 class Undisturbed:
     """A run that nothing befell."""
@@ -81,18 +85,26 @@ def attempt(
         _judge(run, way, outcome)
         if run.code == 0:
             break
-    finish(target, whole, here, folder, outcome)
+    if run.code != 0 or target.resumable:
+        finish(target, whole, here, folder, outcome)
+    else:
+        compare(whole, here, outcome)
     return outcome
 
 
 def finish(target: Target, whole: Undisturbed, here: Path, folder: Path, outcome: Outcome) -> None:
-    """Go on without disturbance, and note what differs from an undisturbed run."""
+    """Go on without disturbance, and compare."""
     run = start(target, here, folder / "log", again=True)
     run.wait()
-    if run.code != 0:
+    if run.code != 0 and (target.resumable or EXISTS not in run.said):
         run.end_group()
         outcome.wrong.append(f"does not go on: code {run.code}, {run.said[-400:]}")
-        return
+    else:  # it had finished when it was stopped, or has now
+        compare(whole, here, outcome)
+
+
+def compare(whole: Undisturbed, here: Path, outcome: Outcome) -> None:
+    """Note what differs from an undisturbed run, and what is left over."""
     found = result_of(here)
     differing = sorted(name for name in {**found, **whole.result} if found.get(name) != whole.result.get(name))
     if differing:

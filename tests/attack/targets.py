@@ -50,6 +50,7 @@ def targets(inputs: Path) -> list[Target]:
     rows = inputs / "rows.txt"
     output = ("--output", OUT)
     held_out = (str(model), "--data", str(text), "--length", "32", "--samples", "8", *output)
+    judged = (str(model), "--task", str(inputs / "task.yaml"), "--samples", "40", *output)
     return [
         Target("train", ("train", "--preset", str(preset), *output)),
         Target("train on text", (
@@ -67,7 +68,22 @@ def targets(inputs: Path) -> list[Target]:
         Target("classify", (
             "classify", "--train", str(rows), "--model", "cnn", "--seeds", "0,1", "--set", "epochs=3", *output,
         )),
+        Target("predict", ("predict", str(inputs / "classified"), "--file", str(rows), *output), resumable=False),
+        Target("translate", (
+            "translate", "--samples", "40", "--test-samples", "8", "--models", "differential", "--set", "epochs=2",
+            *output,
+        )),
+        Target("extend", ("extend", str(inputs / "run"), "--length", "50", "--set", "training.steps=8", *output)),
+        Target("calibrate search", ("calibrate", "search", *judged)),
+        Target("calibrate study", ("calibrate", "study", *judged)),
         Target("compare", ("compare", "--preset", str(preset), *output), cold=True),
+        Target("tune", (
+            "tune", "--preset", str(preset), "--learning-rates", "1e-2", "--seeds", "0", "--set", "training.steps=8",
+            *output,
+        ), cold=True),
+        Target("upcycle", (
+            "upcycle", str(inputs / "softmax"), "--seeds", "1", "--set", "training.steps=8", *output,
+        ), cold=True),
         Target("torchrun", ("train", "--preset", str(preset), *output), processes=2, cold=True),
     ]  # fmt: skip
 
@@ -92,8 +108,36 @@ def make_inputs(folder: Path) -> None:
         vocab_size=len(tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
         attention_type="softmax", max_position_embeddings=96, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    AntiphaseForCausalLM(config).save_pretrained(folder / "model")
+    model = AntiphaseForCausalLM(config).eval()
+    model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
+    _write_task(folder, model, tokenizer, [f"{words[i]} {words[i + 1]}" for i in range(60)])
+
+
+def _write_task(folder: Path, model: Any, tokenizer: Any, texts: list[str]) -> None:
+    """Write a task that the model solves: labels are its own answers, of two words that it says about equally often."""
+    import torch
+
+    with torch.no_grad():
+        rows = [model(**tokenizer(f"{text} is", return_tensors="pt")).logits[0, -1] for text in texts]
+    logits = torch.stack(rows)
+    single = {
+        word[1:]: index for word, index in tokenizer.get_vocab().items() if word[:1] == "Ġ" and word[1:].isalpha()
+    }
+    pairs = [(one, other) for one in sorted(single) for other in sorted(single) if one < other]
+    first, second = min(pairs, key=lambda pair: abs(_says(logits, single, *pair).double().mean().item() - 0.5))
+    answers = _says(logits, single, first, second)
+    lines = [f"{'B' if answer else 'A'} {text}\n" for answer, text in zip(answers.tolist(), texts, strict=True)]
+    (folder / "judged.txt").write_text("".join(lines), encoding="utf-8")
+    (folder / "task.yaml").write_text(
+        f"name: judged\nkind: classification\ndata: judged.txt\nprompt: '{{{{ text }}}} is'\n"
+        f"labels: {{A: '{first}', B: '{second}'}}\n",
+        encoding="utf-8",
+    )
+
+
+def _says(logits: Any, single: dict[str, int], first: str, second: str) -> Any:
+    return logits[:, single[second]] > logits[:, single[first]]
 
 
 def result_of(here: Path) -> dict[str, str]:

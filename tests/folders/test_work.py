@@ -1,8 +1,11 @@
 """Work that was stopped goes on only as the very same, and a folder written beside appears whole or not at all."""
 
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -184,3 +187,19 @@ def test_a_command_that_was_killed_is_repeated_and_another_is_refused(tmp_path, 
     with pytest.raises(OSError, match="full"):  # what a full disk ends is repeated too
         work("look a", OSError("full"))
     work("look a")
+
+
+def test_what_killed_writers_leave_is_removed(tmp_path):
+    """By the next process, also one with the number of the dead one, as in containers; not what a living one writes."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    gone = [f".record.json.{dead.pid}.tmp", f"..unfinished.{dead.pid}.tmp", f".metrics.jsonl.{os.getpid()}.tmp"]
+    kept = [f".record.json.{os.getppid()}.tmp", ".holder.tmp"]
+    for begin in (only_one, unfinished):
+        folder = tmp_path / begin.__name__
+        folder.mkdir()
+        for name in (*gone, *kept):
+            (folder / name).touch()
+        with begin(folder):
+            assert not [name for name in gone if (folder / name).exists()]
+            assert all((folder / name).exists() for name in kept)

@@ -164,6 +164,7 @@ def test_gpus_are_shared_out_one_to_each_run(tmp_path, job, scripts, monkeypatch
     assert parallel_jobs(["cuda"] * 4, None, 16) == 3
     waits = "import pathlib, sys, time\nwhile not (pathlib.Path(sys.argv[1]).parent / 'd').exists(): time.sleep(0.01)\n"
     scripts["a"] = scripts["c"] = waits + RECORD  # so b ends first, and d takes its GPU
+    scripts["b"] = waits.replace("'d'", "'c'") + RECORD  # but not before c has one
     run_jobs(several, tmp_path, pool=LocalPool(3, 5, gpus_for(["cuda"] * 4)), report=lambda *told: None)
     assert scripts["started"] == [("a", "0"), ("b", "1"), ("c", "2"), ("d", "1")]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")

@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 
 from antiphase.config import load_preset, to_yaml
 from antiphase.errors import InputError
 from antiphase.folders.ownership import is_in_use, only_one, undone_if_refused
-from antiphase.training.run_folder import MetricsLog, check_run, open_run, read_metrics
+from antiphase.training import run_folder
+from antiphase.training.run_folder import MetricsLog, check_run, last_metrics, open_run, read_metrics
 
 HOLD = """
 import sys, filelock
@@ -137,7 +139,41 @@ def test_log_keeps_whole_lines_up_to_the_checkpoint(tmp_path):
 def test_torn_last_line_is_left_out(tmp_path, torn):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + torn.encode("latin-1"))
     assert read_metrics(tmp_path) == [{"step": 1}]
+    assert last_metrics(tmp_path) == {"step": 1}
 
 
 def test_missing_log_is_empty(tmp_path):
     assert read_metrics(tmp_path) == []
+    assert last_metrics(tmp_path) is None
+
+
+@pytest.mark.parametrize("block", [1, 7, 64, 1 << 16])
+def test_last_line_is_found_from_the_end(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(run_folder, "TAIL", block)
+    path = tmp_path / "metrics.jsonl"
+    for content, expected in (
+        ("", None),
+        ('{"step": 1', None),
+        ('{"step": 1}\n', {"step": 1}),
+        ('{"step": 1}\n{"step": 2, "loss": 0.25}\n', {"step": 2, "loss": 0.25}),
+        ('{"step": 1}\nnonsense\n[]\n{"step": 3, "lo', {"step": 1}),
+    ):
+        path.write_text(content)
+        assert last_metrics(tmp_path) == expected
+
+
+@pytest.mark.slow
+def test_a_log_of_a_million_lines_is_never_in_memory(tmp_path):
+    """Every half a second a study looks at each run's log; a resumed run copies the part before its checkpoint."""
+    count = 1_000_000
+    with open(tmp_path / "metrics.jsonl", "w") as file:
+        file.writelines(f'{{"step": {step}, "loss": 2.5, "gradient_norm": 1.5}}\n' for step in range(1, count + 1))
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    tracemalloc.start()
+    assert last_metrics(tmp_path)["step"] == count
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    MetricsLog(tmp_path, step=count - 1)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+    assert size - 100 < (tmp_path / "metrics.jsonl").stat().st_size < size
+    assert last_metrics(tmp_path)["step"] == count - 1
