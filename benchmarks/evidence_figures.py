@@ -9,23 +9,28 @@ import sys
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 from matplotlib.figure import Figure
+from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
-from evidence_effects import Results
+from evidence import studies
+from evidence_effects import Results, Survival, runs_of, survivals
 from evidence_tables import found
 
 from antiphase.report.figures import figure_bytes
-from antiphase.report.plots import COLOURS, MARKERS, STYLE
+from antiphase.report.plots import COLOURS, LINES, MARKERS, PERCENT, STYLE
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs/images"
 STARTS = {"0.02": "0.02 everywhere", "authors": "the authors'"}
 
 
 def main() -> None:
-    """Write every figure whose runs are complete."""
+    """Write every figure, from the runs that are finished."""
     figure = loss_by_start(found("factorial"))
     (IMAGES / "factorial.png").write_bytes(figure_bytes(figure, "png"))
+    arms = survivals(runs_of("survival"), "attention", list(studies()["survival"]["factors"]["attention"]))
+    (IMAGES / "survival.png").write_bytes(figure_bytes(learned_by(arms), "png"))
 
 
 @matplotlib.rc_context(STYLE)
@@ -48,6 +53,34 @@ def loss_by_start(results: Results) -> Figure:
     axes.set_xlim(-0.3, len(starts) - 0.7)
     axes.set(title="Held-out loss after 2.5M tokens", xlabel="start", ylabel="nats per token")
     axes.legend(fontsize=9, loc="upper right")
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def learned_by(arms: list[Survival]) -> Figure:
+    """Share of each arm's runs that had passed 50 % by a step (Kaplan and Meier), with pointwise 95 % intervals."""
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    last = max(step for arm in arms for step in (*arm.steps, *arm.censored)) + 50
+    for index, arm in enumerate(arms):
+        curve = stats.ecdf(arm.data).cdf
+        interval = curve.confidence_interval(0.95, method="log-log")
+        # Before the first and after the last step of the data the functions are constant
+        places = [0.0, *curve.quantiles, float(last)]
+        shares, low, high = (
+            [start, *function.probabilities, function.probabilities[-1]]
+            for start, function in ((0.0, curve), (0.0, interval.low), (0.0, interval.high))
+        )
+        count = len(arm.steps) + len(arm.censored)
+        axes.step(places, shares, where="post", color=COLOURS[index], linestyle=LINES[index],
+                  label=f"{arm.name}, {count} runs")  # fmt: skip
+        # Where all or none of the runs have passed, the formula gives no bound
+        low, high = np.nan_to_num(np.array(low), nan=1.0), np.nan_to_num(np.array(high), nan=1.0)
+        axes.fill_between(places, low, high, step="post", color=COLOURS[index], alpha=0.15, linewidth=0)
+    axes.set(title="Runs that have learned retrieval", xlabel="training step", ylabel="share above 50 % accuracy")
+    axes.yaxis.set_major_formatter(PERCENT)
+    axes.set_xlim(0, last)
+    axes.legend(fontsize=9, loc="lower right")
     return figure
 
 
