@@ -5,6 +5,7 @@ A measurement's folder also stores the measurement's inputs, so that other work 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,8 @@ from antiphase.records import Record, finite, write_atomically, writing
 JOURNAL = "journal.jsonl"
 INPUTS = "inputs"
 """Key of the journal line that stores the inputs of the work."""
+CHECKSUM = "sha256"
+"""Key of the beginning of the digest of a line's other values."""
 TEXTS = {"key", "text", "answer"}
 """Keys of lines whose values are text."""
 JOURNALED = Resumable(
@@ -32,9 +35,10 @@ JOURNALED = Resumable(
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
-    """Append a line and flush it to disk."""
+    """Append a line with a checksum of its values, and flush it to disk."""
+    line = json.dumps({**values, CHECKSUM: _checksum(values)})
     with writing(path), open(path, "ab") as file:
-        file.write((json.dumps(values) + "\n").encode())
+        file.write((line + "\n").encode())
         file.flush()
         os.fsync(file.fileno())
 
@@ -42,8 +46,10 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
 def read_lines(path: Path, *names: str) -> list[dict[str, Any]]:
     """Lines of JSON objects with these keys; a last line truncated by a kill is skipped and removed from the file.
 
+    Lines of older versions have no checksum and are read without one.
+
     Raises:
-        InputError: a complete line is something else.
+        InputError: a complete line is something else, or is damaged.
     """
     if not path.is_file():
         return []
@@ -61,11 +67,17 @@ def _checked(path: Path, place: int, line: bytes, names: tuple[str, ...]) -> dic
     except (ValueError, RecursionError):
         found = None
     whole = isinstance(found, dict) and set(names) <= found.keys()
+    if whole and (checksum := found.pop(CHECKSUM, None)) is not None and checksum != _checksum(found):
+        raise InputError(f"{path}, line {place}, is damaged; remove it, and --resume computes it again")
     if not whole or not all(isinstance(found[name], str) for name in TEXTS & set(names)):
         raise InputError(
             f"{path}, line {place}: this is not a result of antiphase; remove the line, or choose another folder"
         )
     return found
+
+
+def _checksum(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
 class Journal:

@@ -1,5 +1,6 @@
 """Lines that survive a kill: a torn last one is left out, anything else that is no line costs one sentence."""
 
+import json
 from functools import partial
 
 import pytest
@@ -31,6 +32,26 @@ def test_a_whole_line_that_is_something_else_is_named(tmp_path, wrong):
         file.write(wrong + b"\n")
     with pytest.raises(InputError, match=r"cells\.jsonl, line 2: this is not a result of antiphase"):
         read_lines(path, "key", "rows")
+
+
+def test_a_damaged_line_is_refused(tmp_path):
+    """Any changed byte, of the checksum too; a changed name of the checksum's key leaves a line without one."""
+    path = tmp_path / "journal.jsonl"
+    append_line(path, given := {"key": "a", "rows": [{"loss": 1.25, "name": "é", "of": None}]})
+    whole = path.read_bytes()
+    refused = 0
+    for place, byte in enumerate(whole):
+        for other in {byte ^ 1, byte ^ 2, byte ^ 16} - {byte}:
+            path.write_bytes(whole[:place] + bytes([other]) + whole[place + 1 :])
+            try:
+                found = read_lines(path, "key", "rows")
+            except InputError:
+                refused += 1
+            else:
+                assert [{name: line[name] for name in given} for line in found] in ([], [given])
+    assert refused > 2.5 * len(whole)
+    path.write_text(json.dumps(given) + "\n")  # of an older version
+    assert read_lines(path, "key", "rows") == [given]
 
 
 def test_an_empty_journal_and_keys(tmp_path):
