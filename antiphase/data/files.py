@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.errors import InputError
-from antiphase.reading.files import lines, one_line, parse_json, reading
+from antiphase.reading.files import lines, most_unpacked, one_line, parse_json, reading, unpacks_to_too_much
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ NOT_TEXT = {
     *(".arrow", ".avro", ".db", ".feather", ".h5", ".hdf5", ".idx", ".npy", ".npz", ".orc", ".sqlite"),
     *(".bin", ".ckpt", ".exe", ".gguf", ".onnx", ".pickle", ".pkl", ".pt", ".pth", ".pyc", ".safetensors", ".so"),
 }
+BATCH_ROWS, BATCH_BYTES = 256, 1 << 28
+"""Most rows of a Parquet file that are read at once, and most bytes that they may have."""
 READABLE = "plain text, .jsonl, .csv, .tsv or .parquet"
 
 
@@ -213,9 +215,26 @@ def parquet_rows(
         schema = file.schema_arrow
         columns = choose(schema.names, [field.name for field in schema if _is_string(field.type)])
         groups = range(file.num_row_groups)[start:end]
-        for batch in file.iter_batches(batch_size=256, columns=columns, row_groups=groups):
-            for row in batch.to_pylist():
-                yield f"{flag} {path}", row
+        left = most_unpacked(path)
+        for group in groups:
+            largest = _largest_column(file.metadata.row_group(group), columns)
+            if largest > most_unpacked(path):
+                raise unpacks_to_too_much(path, flag)
+            # No text is longer than the unpacked column, but each may be as long where equal ones are stored once
+            rows = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, largest)))
+            for batch in file.iter_batches(batch_size=rows, columns=columns, row_groups=[group]):
+                for row in batch.to_pylist():
+                    left -= sum(len(value) for value in row.values() if isinstance(value, str))
+                    if left < 0:
+                        raise unpacks_to_too_much(path, flag)
+                    yield f"{flag} {path}", row
+
+
+def _largest_column(group: Any, columns: Sequence[str]) -> int:
+    """Unpacked bytes of the largest of these columns in a row group."""
+    found = (group.column(index) for index in range(group.num_columns))
+    chosen = [one.total_uncompressed_size for one in found if one.path_in_schema.split(".")[0] in columns]
+    return max(chosen, default=0)
 
 
 def parquet_groups(path: Path, flag: str) -> list[int]:

@@ -30,7 +30,7 @@ command writes or asks for is near that."""
 MOST_NODES = 1 << 20
 """Values of a YAML file, those that its aliases repeat counted as often as they are repeated."""
 MOST_UNPACKED, SMALL = 200, 1 << 26
-"""Bytes that a byte of a gzip file may become, if they are more than ``SMALL``; text becomes four, or ten."""
+"""Bytes that a byte of a compressed file may become, if they are more than ``SMALL``; text becomes four, or ten."""
 
 
 def place_of(path: str | Path, flag: str) -> str:
@@ -54,15 +54,25 @@ def reading(path: str | Path, flag: str, remedy: str = "check the path") -> Iter
     except PermissionError as error:
         raise InputError(f"{place}: the file cannot be read ({error.strerror}); check its permissions") from None
     except _BombError:
-        raise InputError(
-            f"{place}: it unpacks to more than {MOST_UNPACKED} times its size, which no text does; unpack it yourself "
-            "if that is meant"
-        ) from None
+        raise unpacks_to_too_much(path, flag) from None
     except (gzip.BadGzipFile, zlib.error, EOFError):
         raise InputError(f"{place}: this is not a whole gzip file; compress it again") from None
     except OSError as error:
         reason = one_line(error.strerror or str(error))
         raise InputError(f"{place}: the file cannot be read ({reason}); check that it is whole") from None
+
+
+def most_unpacked(path: str | Path) -> int:
+    """Bytes that the content of a compressed file may have."""
+    return max(SMALL, MOST_UNPACKED * os.path.getsize(path))
+
+
+def unpacks_to_too_much(path: str | Path, flag: str) -> InputError:
+    """The error for a compressed file with more content than that."""
+    return InputError(
+        f"{place_of(path, flag)}: it unpacks to more than {MOST_UNPACKED} times its size, which no text does; unpack "
+        "it yourself if that is meant"
+    )
 
 
 def one_line(reason: object) -> str:
@@ -90,7 +100,7 @@ class _Unpacked(io.RawIOBase):
     def __init__(self, path: str | Path) -> None:
         super().__init__()
         self.packed = gzip.open(path, "rb")  # noqa: SIM115 – closed by close()
-        self.left = max(SMALL, MOST_UNPACKED * os.path.getsize(path))
+        self.left = most_unpacked(path)
 
     def readable(self) -> bool:
         return True

@@ -104,6 +104,7 @@ class Campaign:
             row["stops"] += happened
             row["lost"] += bool(outcome.wrong)
             met += happened
+            print(f"{target.name}: {met} of {count}", flush=True)  # noqa: T201 – progress
             by_way[target.name].update(how.split(" at call")[0].split(" of ")[0] for how in outcome.stops)
             for words in outcome.wrong:
                 self.wrong.append(f"{target.name} ({'; '.join(outcome.stops)}): {words}")

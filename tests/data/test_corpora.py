@@ -4,9 +4,12 @@ import csv
 import gzip
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import datasets
+import numpy
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -233,6 +236,28 @@ def test_malformed_tables_are_refused_with_the_place(tmp_path, name, content, wo
     text = message([write(tmp_path / name, content)])
     assert name in text
     assert words in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("texts", [["x" * 10**8], [word * 10**6 for word in "ab"] * 10**4], ids=["long", "repeated"])
+def test_a_parquet_file_that_unpacks_to_gigabytes_is_refused(tmp_path, texts):
+    """One text of 100 MB in a few KB, and two texts of 1 MB that are repeated to 20 GB; memory stays bounded."""
+    path = tmp_path / "bomb.parquet"
+    words = pyarrow.array(texts[:2]).dictionary_encode()
+    column = pyarrow.DictionaryArray.from_arrays(numpy.arange(len(texts), dtype="int32") % len(words), words.dictionary)
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 200_000
+    program = (
+        "import resource, sys; from antiphase.data.corpora import documents\n"
+        "from antiphase.errors import InputError\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: print(sum(1 for text in documents([sys.argv[1]])))\n"
+        "except InputError as error: print(error)\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True).stdout
+    assert "unpacks to more than 200 times its size" in said
+    assert int(said.splitlines()[-1]) < 1000  # MiB
 
 
 def test_a_cut_off_parquet_file_is_refused(tmp_path):
