@@ -6,6 +6,7 @@ are made from records only.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 DEQUANTIZED = "dequantized_from"
 """Key of a record's configuration: quantizations that the weights of models went through, by the models' names."""
+CHECKSUM = "sha256"
+"""Key of the digest of all else in a record."""
 PACKAGES = ("antiphase", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -73,16 +76,17 @@ class Record:
         return path
 
     def text(self) -> str:
-        """The record as JSON, without its arrays."""
-        tree = {key: value for key, value in self.__dict__.items() if key != "arrays"}
-        return json.dumps(finite(tree), indent=1, ensure_ascii=False, allow_nan=False)
+        """The record as JSON, with a checksum, without its arrays."""
+        tree = finite({key: value for key, value in self.__dict__.items() if key != "arrays"})
+        return _json({**tree, CHECKSUM: _checksum(tree)})
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
         """Read a record from its JSON file, or from the folder that holds ``record.json``.
 
         Raises:
-            InputError: the file is missing, is not a record, or was written by a newer version.
+            InputError: the file is missing, is not a record, is damaged, or was written by a newer version. Records of
+                older versions have no checksum and are read without one.
         """
         path = Path(path)
         if path.is_dir():
@@ -96,6 +100,10 @@ class Record:
             raise InputError(f"{path} is not a record of antiphase: {wrong[0]} is not what it should be")
         if tree["format"] > FORMAT:
             raise InputError(f"{path} has record format {tree['format']}; this version reads up to {FORMAT}")
+        if (checksum := tree.pop(CHECKSUM, None)) is not None and checksum != _checksum(tree):
+            raise InputError(
+                f"{path} was changed after it was written; restore it, or remove its last line, {CHECKSUM}"
+            )
         known = {key: tree[key] for key in cls.__dataclass_fields__ if key in tree}
         record = cls(**known)
         arrays = path.with_suffix(".safetensors")
@@ -116,6 +124,14 @@ class Record:
         """A sentence for each model whose weights were dequantized."""
         found = self.config.get(DEQUANTIZED) or {}
         return [f"{name}: the weights were {dequantized(origin)}." for name, origin in found.items()]
+
+
+def _json(tree: Any) -> str:
+    return json.dumps(tree, indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _checksum(tree: Any) -> str:
+    return hashlib.sha256(_json(tree).encode(errors="surrogatepass")).hexdigest()
 
 
 def dequantized(quantization: str) -> str:

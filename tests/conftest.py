@@ -1,4 +1,4 @@
-"""What all tests share: where the golden files lie, and one thread so that results repeat."""
+"""What all tests share: where the golden files lie, one thread so that results repeat, and no limits of time."""
 
 import random
 import re
@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import antiphase
 from antiphase.ops.native import build, library
 
 ROOT = Path(__file__).parent.parent
+
+# No test fails because the machine is busy
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 def pytest_addoption(parser):

@@ -42,6 +42,21 @@ def test_array_that_is_a_view_is_stored_as_it_reads(tmp_path):
     numpy.testing.assert_array_equal(Record.load(tmp_path).arrays["view"], array)
 
 
+def test_a_changed_record_is_refused(tmp_path):
+    path = Record(kind="x", values={"λ": [0.1, None], "n": 12}, seeds=[1]).save(tmp_path)
+    whole = path.read_text(encoding="utf-8")
+    for before, after in (("12", "13"), ("0.1", "0.2"), ("null", "0"), ('"x"', '"y"'), ('"λ"', '"μ"')):
+        assert whole.count(before) >= 1
+        path.write_text(whole.replace(before, after, 1), encoding="utf-8")
+        with pytest.raises(InputError, match=r"record\.json was changed after it was written"):
+            Record.load(tmp_path)
+    tree = json.loads(whole)
+    assert list(tree)[-1] == "sha256"
+    del tree["sha256"]
+    path.write_text(json.dumps(tree), encoding="utf-8")  # of an older version
+    assert Record.load(tmp_path).values == {"λ": [0.1, None], "n": 12}
+
+
 def test_a_folder_may_replace_its_record(tmp_path):
     Record(kind="x", values={"a": 1}).save(tmp_path)
     assert Record.load(tmp_path).values == {"a": 1}
@@ -76,8 +91,9 @@ def test_record_of_a_newer_format_is_refused(tmp_path):
 
 def test_unknown_fields_of_a_record_are_left_out(tmp_path):
     path = Record(kind="x", values={}).save(tmp_path)
-    tree = json.loads(path.read_text())
-    path.write_text(json.dumps({**tree, "later": 1}))
+    tree = json.loads(path.read_text()) | {"later": 1}
+    del tree["sha256"]
+    path.write_text(json.dumps({**tree, "sha256": records._checksum(tree)}))
     assert Record.load(path).kind == "x"
 
 

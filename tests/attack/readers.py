@@ -118,7 +118,10 @@ def _record(folder: Path) -> None:
     values |= {"curve": curve, "seed": 1, "seconds": 2.0, "tokens": 9, "lambdas": [0.1, None], "parameters": 3}
     record = Record(kind="train", values=values, config={"training": {"steps": 3}}, seeds=[0])
     record.arrays = {"a": torch.ones(2, 3).numpy()}
-    record.save(folder)
+    path = record.save(folder)
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    del tree["sha256"]  # as of an older version, or nearly every damage would end at the checksum
+    path.write_text(json.dumps(tree), encoding="utf-8")
 
 
 def _shown(folder: Path) -> None:
