@@ -25,7 +25,7 @@ from antiphase.records import Record
 
 CONSOLE = Console(highlight=False)
 ROOT = Path(__file__).resolve().parent.parent
-FOR_TESTS = ("pytest", "pytest-xdist", "hypothesis", "packaging", "peft")
+FOR_TESTS = ("pytest", "pytest-xdist", "hypothesis", "packaging", "peft", "ruff")
 """Tools of the extra ``dev`` that these tests need, at their floors too."""
 TESTS = (
     "tests/ops/test_api.py", "tests/ops/test_reference.py", "tests/ops/test_blockwise.py", "tests/layers",

@@ -27,7 +27,7 @@ a layer, {vocabulary} tokens, at most {length} positions.
 {origin}
 ```python
 {load}
-tokenizer = AutoTokenizer.from_pretrained("PATH")
+tokenizer = AutoTokenizer.from_pretrained("PATH"{trusted})
 ```
 
 How it was trained stands in `run.yaml` and `record.json` beside this file, where antiphase trained it.
@@ -75,6 +75,7 @@ def write_model_card(model: PreTrainedModel, folder: Path, *, portable: bool = F
     departs = own_fields(config)
     text = TEXT.format(
         origin=origin,
+        trusted=", trust_remote_code=True" if portable else "",
         load=PORTABLE if portable else WITH_PACKAGE,
         attention_type=f"{config.attention_type} ({', '.join(departs)})" if departs else config.attention_type,
         tag=config.attention_type.replace("_", "-"),
