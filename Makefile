@@ -17,7 +17,7 @@ PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
 	--numprocesses $(WORKERS) --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test test-essential test-slow test-triton test-all mutations attack examples real-model full site lint format types imports clean
+.PHONY: help .venv demo test test-essential test-slow test-triton test-all mutations attack examples real-model full release site lint format types imports clean
 
 help:  ## print this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ attack: $(DEV)  ## kill, interrupt and starve every command, damage every file: 
 
 full: $(DEV)  ## all tests, the GPU kernels, the examples and the mutations, with a record: forty minutes
 	$(BIN)/python benchmarks/full_run.py
+
+release: $(DEV)  ## wheel and source distribution, each used in an empty environment; writes docs/records/release.json
+	$(BIN)/python benchmarks/release.py
 
 site: $(DEV)  ## the documentation as a site in build/site; a broken link is an error
 	$(BIN)/mkdocs build --quiet

@@ -61,6 +61,7 @@ def all_steps() -> dict[str, Callable[[], dict[str, Any]]]:
         steps[name] = partial(attempted, name, step)
     steps["mutations"] = partial(run, "mutations", [sys.executable, str(ROOT / "tests/mutations/run.py")], {})
     attack = [sys.executable, str(ROOT / "tests/attack/campaign.py"), "--output", RECORDS]
+    steps["floors"] = partial(run, "floors", [sys.executable, str(ROOT / "benchmarks/floors.py")], {})
     steps["attack"] = partial(run, "attack", attack, {})
     for example in sorted((ROOT / "examples").glob("*.py")):
         steps[f"examples/{example.name}"] = partial(run, f"examples/{example.name}", [sys.executable, str(example)], {})

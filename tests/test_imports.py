@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,23 @@ print(json.dumps(wrong))
 @pytest.mark.slow
 def test_auto_classes_know_models_and_attention_whatever_is_imported_first():
     assert fresh(EACH_AFRESH, json.dumps([ORDERS, AUTO])) == []
+
+
+@pytest.mark.slow
+def test_the_entry_point_for_vllm_registers_the_models():
+    """As vLLM calls it: by the name in the metadata, in a process that has transformers and not this package."""
+    path = Path(__file__).parents[1] / "pyproject.toml"
+    points = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["entry-points"]["vllm.general_plugins"]
+    code = (
+        "import json, sys, transformers\n"
+        "from importlib.metadata import EntryPoint\n"
+        "assert 'antiphase' not in sys.modules\n"
+        "EntryPoint(name='antiphase', value=sys.argv[1], group='vllm.general_plugins').load()()\n"
+        "config = transformers.AutoConfig.for_model('antiphase', vocab_size=11, hidden_size=16)\n"
+        "names = [type(config).__name__, transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]\n"
+        "print(json.dumps(names))"
+    )
+    assert fresh(code, points["antiphase"]) == ["AntiphaseConfig", "AntiphaseForCausalLM"]
 
 
 def test_every_public_name_is_there_and_no_other():

@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -14,7 +15,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import antiphase
 from antiphase.config import load_preset, preset_names
+from antiphase.errors import InputError
 from antiphase.ops.native import build
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,13 +101,27 @@ def test_preset_parses_with_and_without_data(name):
     assert text.run.data.paths == ["corpus.txt"]
 
 
-def test_installed_version_is_the_one_in_pyproject():
-    assert importlib.metadata.version("antiphase") == PROJECT["version"]
+def test_version_has_one_source():
+    assert "version" in PROJECT["dynamic"]
+    assert importlib.metadata.version("antiphase") == antiphase.__version__
 
 
-def test_citation_has_the_same_version():
-    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert re.search(r"^version: (.+)$", text, flags=re.MULTILINE)[1] == PROJECT["version"]
+def test_changelog_and_citation_have_the_version(tmp_path):
+    """And ``make release`` refuses any other, or a date that they do not share."""
+    release = runpy.run_path(str(ROOT / "benchmarks" / "release.py"))
+    agreed = release["agreed_version"]
+    assert agreed() == (antiphase.__version__, "Unreleased")
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "CITATION.cff")}
+    agreed.__globals__["ROOT"] = tmp_path
+    for name, old, new in (
+        ("CHANGELOG.md", f"[{antiphase.__version__}]", "[9.9.9]"), ("CHANGELOG.md", "- Unreleased", "- soon"),
+        ("CHANGELOG.md", "- Unreleased", "- 2027-01-01"),
+        ("CITATION.cff", f"version: {antiphase.__version__}", "version: 9.9.9"),
+    ):  # fmt: skip
+        for path, text in texts.items():
+            (tmp_path / path).write_text(text.replace(old, new, 1) if path == name else text, encoding="utf-8")
+        with pytest.raises(InputError, match=r"CHANGELOG\.md|CITATION\.cff"):
+            agreed()
 
 
 def test_wheel_holds_every_file_of_the_package(tmp_path):
@@ -166,9 +183,27 @@ def test_every_time_ratio_on_a_page_stands_in_a_record(page):
 ])  # fmt: skip
 def test_marked_tables_are_those_of_the_records(page, tables):
     """``python benchmarks/page_tables.py`` would change nothing."""
-    import runpy
-
     made = runpy.run_path(str(ROOT / "benchmarks" / "page_tables.py"))
     text = (ROOT / page).read_text(encoding="utf-8")
     assert text.count("<!-- table ") == tables
     assert made["with_tables"](text) == text
+
+
+def test_the_workflow_runs_the_entry_point_on_the_tested_python_and_marks_the_others():
+    import yaml
+
+    job = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text(encoding="utf-8"))["jobs"]["checks"]
+    tried = {row["python"] for row in job["strategy"]["matrix"]["include"] if row["tried"]}
+    assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run"]
+    named = {line.rpartition(" ")[2] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)}
+    assert tried == named
+    assert job["continue-on-error"] == "${{ !matrix.tried }}"
+
+
+def test_every_floor_is_tested():
+    """``floors.py`` reads them all; its tests exist."""
+    floors = runpy.run_path(str(ROOT / "benchmarks" / "floors.py"))
+    found = floors["floors"]()
+    assert {Requirement(line).name for line in PROJECT["dependencies"]} <= set(found)
+    assert found["torch"] == "2.11"
+    assert all((ROOT / path).exists() for path in floors["TESTS"])

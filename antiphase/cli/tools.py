@@ -49,6 +49,10 @@ def convert(
         ),
     ] = False,
     dtype: Annotated[str | None, typer.Option("--dtype", help=DTYPE_HELP, show_default=False)] = None,
+    portable: Annotated[
+        bool,
+        typer.Option("--portable", help="Also write the modeling code: the result loads without antiphase."),
+    ] = False,
 ) -> None:
     """Convert a checkpoint between Llama, Mistral, DiffLlama and antiphase, a softmax model to differential V2, or a
     GGUF file, which is dequantized (needs pip install 'antiphase\\[gguf]').
@@ -61,7 +65,7 @@ def convert(
     console = make_console()
     config = run_convert(
         source, target, to=None if to is None else to.value, attention_type=attention_type, control=control,
-        dtype=dtype, say=sayer(console),
+        dtype=dtype, portable=portable, say=sayer(console),
     )  # fmt: skip
     kind = getattr(config, "attention_type", None)
     console.print(f"written: {target} ({config.model_type}{f', {kind} attention' if kind else ''})", highlight=False)

@@ -25,10 +25,7 @@ class _Configured(AttentionLayer):
         self.config = config
 
     def attention_function(self) -> AttentionFunction:
-        name = self.config._attn_implementation
-        if not is_differential(self):
-            return ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention_forward)
-        return differential_function(name) if has_two_keys(self) else subtracting_function(name)
+        return function_for(self, self.config._attn_implementation)
 
     def _cached(self, key: Tensor, value: Tensor, earlier: Cache) -> tuple[Tensor, Tensor]:
         own = earlier.self_attention_cache if isinstance(earlier, EncoderDecoderCache) else earlier
@@ -45,6 +42,13 @@ class _Configured(AttentionLayer):
             key, value = earlier.cross_attention_cache.update(key, value, self.layer_idx)
             earlier.is_updated[self.layer_idx] = True
         return key, value
+
+
+def function_for(layer: AttentionLayer, implementation: str) -> AttentionFunction:
+    """The attention function of a layer for the name of an implementation."""
+    if not is_differential(layer):
+        return ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+    return differential_function(implementation) if has_two_keys(layer) else subtracting_function(implementation)
 
 
 _CLASSES: dict[type[AttentionLayer], type[_Configured]] = {}

@@ -27,6 +27,7 @@ from antiphase.models.conversion import (
     tensor_shapes,
 )
 from antiphase.models.model_card import write_model_card
+from antiphase.models.portable import make_portable
 from antiphase.models.pretrained import AttendingPreTrainedModel
 from antiphase.reading.gguf import is_gguf
 from antiphase.reading.models import (
@@ -166,6 +167,7 @@ def convert(
     attention_type: str | None = None,
     control: bool = False,
     dtype: str | None = None,
+    portable: bool = False,
     say: Callable[[str], None] = lambda message: None,
 ) -> PreTrainedConfig:
     """Convert a checkpoint folder or a GGUF file into a folder, with its tokenizer and generation settings.
@@ -179,6 +181,7 @@ def convert(
         to, attention_type, control: as for ``plan_conversion``; ``to`` None means "antiphase", or "llama" for a GGUF
             file whose attention stays.
         dtype: of the written weights; None: as in the source, float32 for a GGUF file. λ stays in float32.
+        portable: also write the modeling code, so that the folder loads without this package.
         say: called with a message for each shard written.
 
     Returns:
@@ -197,6 +200,8 @@ def convert(
         to = to or ("llama" if attention_type is None else "antiphase")
     else:
         checkpoint, to = Checkpoint(source), to or "antiphase"
+    if portable and to != "antiphase":
+        raise InputError(f"--portable cannot be used with a result of format {to}, which transformers loads by itself")
     conversion = plan_conversion(checkpoint.config, to=to, attention_type=attention_type, control=control)
     checkpoint.check()
     config = conversion.config
@@ -209,9 +214,11 @@ def convert(
         config.dtype = chosen or config.dtype
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder)
+        if portable:
+            make_portable(folder)
         checkpoint.copy_files(folder)
         if to == "antiphase" or is_gguf(source):
-            write_model_card(model, folder)
+            write_model_card(model, folder, portable=portable)
     return config
 
 

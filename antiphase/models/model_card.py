@@ -26,15 +26,23 @@ A decoder of {parameters:,} parameters with {attention_type} attention, made wit
 a layer, {vocabulary} tokens, at most {length} positions.
 {origin}
 ```python
-import antiphase  # registers the architecture
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("PATH")
-tokenizer = AutoTokenizer.from_pretrained("PATH")
+{load}
+tokenizer = AutoTokenizer.from_pretrained("PATH"{trusted})
 ```
 
 How it was trained stands in `run.yaml` and `record.json` beside this file, where antiphase trained it.
 """
+
+WITH_PACKAGE = """\
+import antiphase  # registers the architecture
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("PATH")"""
+PORTABLE = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+# Runs modeling_antiphase.py of this folder; with `import antiphase` instead, its faster kernels are used.
+model = AutoModelForCausalLM.from_pretrained("PATH", trust_remote_code=True)"""
 
 PLAIN = """\
 ---
@@ -48,8 +56,12 @@ A {title} of {parameters:,} parameters, from a GGUF file by `antiphase convert`;
 {origin}"""
 
 
-def write_model_card(model: PreTrainedModel, folder: Path) -> None:
-    """Write ``README.md`` in ``folder`` unless it exists: a user's own text is never replaced."""
+def write_model_card(model: PreTrainedModel, folder: Path, *, portable: bool = False) -> None:
+    """Write ``README.md`` in ``folder`` unless it exists: a user's own text is never replaced.
+
+    Args:
+        portable: the folder has the modeling code.
+    """
     path = folder / "README.md"
     if path.exists():
         return
@@ -63,6 +75,8 @@ def write_model_card(model: PreTrainedModel, folder: Path) -> None:
     departs = own_fields(config)
     text = TEXT.format(
         origin=origin,
+        trusted=", trust_remote_code=True" if portable else "",
+        load=PORTABLE if portable else WITH_PACKAGE,
         attention_type=f"{config.attention_type} ({', '.join(departs)})" if departs else config.attention_type,
         tag=config.attention_type.replace("_", "-"),
         title=f"{'Differential' if config.attention_type != 'softmax' else 'Softmax'} Transformer",

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from antiphase import interface
 from antiphase.layers.attention import AttentionLayer
@@ -26,25 +26,8 @@ class AttendingPreTrainedModel(PreTrainedModel):
     _keep_in_fp32_modules_strict: ClassVar = sorted({name for kind in LAYERS.values() for name in kind.kept_in_fp32})
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """The project's own attention function unless another is requested.
-
-        Raises:
-            ValueError: flash or flex attention was requested for V1, which cannot use their masks, or a function that
-                would silently ignore λ or sink logits.
-        """
-        requested = interface.NAME if requested_attention is None else requested_attention
-        form = LAYERS[self.config.attention_type].attention_form
-        if form == "differential" and requested in interface.BUILT_IN - {"eager", "sdpa"}:
-            raise ValueError(
-                f"differential attention (V1) cannot run with attn_implementation={requested!r}; choose antiphase or "
-                "eager, or attention_type differential_v2"
-            )
-        if form == "differential" and requested not in interface.BUILT_IN:
-            interface.require_lambda(requested)
-        if option(self.config, "sink_logits") and requested in interface.BUILT_IN - {"eager"}:
-            raise ValueError(
-                f"sink_logits cannot run with attn_implementation={requested!r}; choose antiphase or eager"
-            )
+        """As in transformers, after the checks of ``chosen_implementation``."""
+        requested = chosen_implementation(self.config, requested_attention)
         return super().get_correct_attn_implementation(requested, is_init_check)
 
     @torch.no_grad()
@@ -56,3 +39,24 @@ class AttendingPreTrainedModel(PreTrainedModel):
             module.reset_added()
         else:
             super()._init_weights(module)
+
+
+def chosen_implementation(config: PreTrainedConfig, requested: str | None) -> str | None:
+    """The project's own attention function unless another is requested.
+
+    Raises:
+        ValueError: flash or flex attention was requested for V1, which cannot use their masks, or a function that would
+            silently ignore λ or sink logits.
+    """
+    chosen = interface.NAME if requested is None else requested
+    form = LAYERS[config.attention_type].attention_form
+    if form == "differential" and chosen in interface.BUILT_IN - {"eager", "sdpa"}:
+        raise ValueError(
+            f"differential attention (V1) cannot run with attn_implementation={chosen!r}; choose antiphase or "
+            "eager, or attention_type differential_v2"
+        )
+    if form == "differential" and chosen not in interface.BUILT_IN:
+        interface.require_lambda(chosen)
+    if option(config, "sink_logits") and chosen in interface.BUILT_IN - {"eager"}:
+        raise ValueError(f"sink_logits cannot run with attn_implementation={chosen!r}; choose antiphase or eager")
+    return chosen

@@ -27,6 +27,7 @@ from antiphase.models.attention import attention_layer
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.heads import CausalHead
 from antiphase.models.model_card import write_model_card
+from antiphase.models.portable import make_portable
 from antiphase.models.pretrained import AttendingPreTrainedModel
 from antiphase.models.start import embedding_std, linear_distribution
 
@@ -74,10 +75,23 @@ class AntiphasePreTrainedModel(AttendingPreTrainedModel):
         else:
             super()._init_weights(module)
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Hugging Face's ``save_pretrained``, plus a model card if the folder has none."""
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *, portable: bool = False, **kwargs: Any) -> None:
+        """Hugging Face's ``save_pretrained``, plus a model card if the folder has none.
+
+        Args:
+            portable: also write the modeling code, so that the folder loads without this package
+                (``trust_remote_code=True``).
+
+        Raises:
+            ValueError: ``portable`` and ``push_to_hub`` are combined.
+        """
+        if portable and kwargs.get("push_to_hub"):
+            raise ValueError("portable=True cannot be combined with push_to_hub; save first, then upload the folder")
+        self.config.__dict__.pop("auto_map", None)  # of a portable folder from which the model was loaded
         super().save_pretrained(save_directory, **kwargs)
-        write_model_card(self, Path(save_directory))
+        if portable:
+            make_portable(Path(save_directory))
+        write_model_card(self, Path(save_directory), portable=portable)
 
 
 class AntiphaseModel(AntiphasePreTrainedModel):

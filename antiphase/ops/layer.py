@@ -32,7 +32,12 @@ def rms_norm(tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0) ->
         if torch.is_grad_enabled() and (tensor.requires_grad or weight.requires_grad):
             return layer.native_norm_with_derivatives(tensor, weight, eps, factor)
         return layer.norm(tensor, weight, eps, factor)
-    out = torch.rms_norm(tensor, weight.shape, weight, eps)
+    return plain_rms_norm(tensor, weight, eps, factor)
+
+
+def plain_rms_norm(tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> Tensor:
+    """``rms_norm`` by PyTorch."""
+    out = torch.rms_norm(tensor.to(weight.dtype), weight.shape, weight, eps)
     return out if factor == 1.0 else out * factor
 
 
@@ -46,6 +51,12 @@ def exponential_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
     q1, k1, q2, k2 = vectors
     if not _differentiates(vectors) and _is_served(*vectors) and q1.dtype == torch.float32:
         return layer.lambda_of(q1, k1, q2, k2, initial)
+    return plain_lambda(vectors, initial)
+
+
+def plain_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
+    """``exponential_lambda`` by PyTorch."""
+    q1, k1, q2, k2 = vectors
     with torch.autocast(q1.device.type, enabled=False):
         wide = torch.promote_types(q1.dtype, torch.float32)
         first = torch.exp(torch.dot(q1.to(wide), k1.to(wide)))

@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from datasets.exceptions import DatasetNotFoundError
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphase.data.corpora import documents, fingerprint
@@ -272,6 +272,7 @@ printable = st.text(st.characters(codec="utf-8", exclude_characters="\r\0"), min
 
 
 @given(texts=st.lists(printable, min_size=1, max_size=5))
+@settings(deadline=None)
 def test_every_format_gives_back_the_same_texts(tmp_path_factory, texts):
     folder = tmp_path_factory.mktemp("formats")
     lines = write(folder / "a.jsonl", "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts))

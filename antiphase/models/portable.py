@@ -1,0 +1,75 @@
+"""Checkpoints that load without this package: its modeling code as one file beside the weights, named by ``auto_map``.
+
+The file is merged from the package's own modules whenever it is written. ``portable_parts.py`` has what stands there in
+place of kernels and of the package's names of attention functions.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from antiphase.models.merging import Merger
+from antiphase.records import write_atomically
+
+FILE = "modeling_antiphase.py"
+ROOTS = (
+    ("antiphase.models.configuration", "AntiphaseConfig"),
+    ("antiphase.models.transformer", "AntiphaseModel"),
+    ("antiphase.models.transformer", "AntiphaseForCausalLM"),
+    ("antiphase.models.transformer", "AntiphaseForSequenceClassification"),
+    ("antiphase.models.transformer", "AntiphaseForTokenClassification"),
+)
+AUTO_MAP = {
+    "AutoConfig": "modeling_antiphase.AntiphaseConfig",
+    "AutoModel": "modeling_antiphase.AntiphaseModel",
+    "AutoModelForCausalLM": "modeling_antiphase.AntiphaseForCausalLM",
+    "AutoModelForSequenceClassification": "modeling_antiphase.AntiphaseForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_antiphase.AntiphaseForTokenClassification",
+}
+PARTS = "antiphase.models.portable_parts"
+REPLACED = {
+    "antiphase.ops.layer.rms_norm": "antiphase.ops.layer.plain_rms_norm",
+    "antiphase.ops.layer.exponential_lambda": "antiphase.ops.layer.plain_lambda",
+    "antiphase.layers.functions.antiphase_attention": f"{PARTS}.eager_attention",
+    "antiphase.models.attention.function_for": f"{PARTS}.function_for",
+    "antiphase.models.pretrained.chosen_implementation": f"{PARTS}.chosen_implementation",
+    "antiphase.interface.refuse_continuous_batching": f"{PARTS}.refuse_continuous_batching",
+}
+DROPPED = (
+    "antiphase.layers.differential._LambdaAndNorm.step",  # a decoding step on the native kernels
+    "antiphase.layers.differential.DifferentialAttentionV1._attend",  # calls it
+    "antiphase.models.transformer.AntiphasePreTrainedModel.save_pretrained",  # writes a model card
+    "antiphase.models.first_use.register_models",  # with the Auto classes, where ``auto_map`` does it
+)
+HEADER = '''\
+"""Softmax and differential Transformers of antiphase {version} in one file, for ``trust_remote_code=True``.
+
+Merged from modules of the package, which each part names, by ``antiphase convert --portable``. Everything runs on
+transformers' own attention implementations: eager (with weights), sdpa, flash and flex attention.
+
+SPDX-License-Identifier: MIT. {copyright}.
+"""
+
+from __future__ import annotations
+
+'''
+COPYRIGHT = "Copyright (c) 2026 antiphase contributors"
+
+
+@cache
+def code() -> str:
+    """The file, as text."""
+    merger = Merger("antiphase", REPLACED, DROPPED)
+    merger.add(ROOTS)
+    return HEADER.format(version=version("antiphase"), copyright=COPYRIGHT) + merger.text()
+
+
+def make_portable(folder: Path) -> None:
+    """Write the file into the folder of a model of this package, and name its classes in ``config.json``."""
+    write_atomically(folder / FILE, code().encode())
+    path = folder / "config.json"
+    fields = json.loads(path.read_text(encoding="utf-8")) | {"auto_map": AUTO_MAP}
+    write_atomically(path, (json.dumps(fields, indent=2, sort_keys=True) + "\n").encode())

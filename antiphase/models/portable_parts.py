@@ -1,0 +1,115 @@
+"""What a portable checkpoint's code has in place of the package's kernels and attention names (``portable.py``).
+
+The definitions are written into that file beside those of the package. Legend: B batch, N queries, M keys, H heads, G
+value heads, d width of a map.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from antiphase.layers.functions import (
+    AttentionFunction,
+    has_two_keys,
+    is_differential,
+    join_halves,
+    subtracting,
+)
+from antiphase.models.variants import option
+from antiphase.ops.shapes import statistics_dtype
+
+
+def function_for(layer: nn.Module, implementation: str) -> AttentionFunction:
+    """The attention function of a layer for the name of an implementation of transformers."""
+    ordinary = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
+    if ordinary is eager_attention:
+        return eager_attention  # subtracts by itself
+    if has_two_keys(layer):
+        return subtracting_halves(ordinary)
+    return subtracting(ordinary) if is_differential(layer) else ordinary
+
+
+def chosen_implementation(config: PreTrainedConfig, requested: str | None) -> str | None:
+    """The attention implementation; None leaves the choice to transformers.
+
+    Raises:
+        ValueError: the requested implementation would ignore sink logits, or is one of the package ``antiphase``.
+    """
+    if requested is not None and requested.startswith("antiphase"):
+        raise ValueError(f"attn_implementation={requested!r} needs the package antiphase; choose sdpa or eager")
+    if option(config, "sink_logits"):
+        if requested not in (None, "eager"):
+            raise ValueError(f"sink_logits cannot run with attn_implementation={requested!r}; choose eager")
+        return "eager"
+    return requested
+
+
+def refuse_continuous_batching(implementation: str, *, is_v1: bool) -> None:
+    """
+    Raises:
+        ValueError: the model is a V1 one, whose two calls of a function would add the keys to the cache twice.
+    """
+    if is_v1:
+        raise ValueError("continuous batching (generate_batch) cannot serve differential (V1) models; use generate")
+
+
+def subtracting_halves(ordinary: AttentionFunction) -> AttentionFunction:
+    """The attention function of V1 layers on top of an ordinary one, which is called once for each half of the values.
+
+    Maps 2i and 2i + 1 of a head read keys 2g and 2g + 1, and both read both halves of value head g. An ordinary
+    function lets map m read key and value m // (H / G), so the maps are sorted by key before it is called.
+    """
+
+    def subtract(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, lam: Tensor, **kwargs: Any
+    ) -> tuple[Tensor, None]:
+        groups = key.shape[1] // 2
+        pairs = query.unflatten(1, (groups, -1, 2))  # (B, G, H / G, 2, N, d)
+        by_key = pairs.transpose(2, 3).flatten(1, 3)  # (B, 2H, N, d)
+        swapped = value.unflatten(1, (groups, 2)).flip(2).flatten(1, 2)
+        same, _ = ordinary(module, by_key, key, value, mask, **kwargs)  # (B, N, 2H, d): A₁ on half 1, A₂ on half 2
+        other, _ = ordinary(module, by_key, key, swapped, mask, **kwargs)  # A₁ on half 2, A₂ on half 1
+        first_1, second_2 = same.unflatten(2, (groups, 2, -1)).unbind(3)  # (B, N, G, H / G, d)
+        first_2, second_1 = other.unflatten(2, (groups, 2, -1)).unbind(3)
+        first, second = torch.cat([first_1, first_2], -1).flatten(2, 3), torch.cat([second_1, second_2], -1)
+        factor = lam if lam.dim() < 2 else lam.movedim(-2, -1).unsqueeze(-1)
+        return first - factor.to(first.dtype) * second.flatten(2, 3), None
+
+    return subtract
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    lam: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """The formula, with weights (B, heads, N, M), signed if differential; the mask is transformers' additive one."""
+    groups = key.shape[1] // 2 if has_two_keys(module) else key.shape[1]
+    queries = query.unflatten(1, (groups, -1, 2) if has_two_keys(module) else (groups, -1, 1))
+    keys = key.unflatten(1, (groups, 1, -1))  # (B, G, 1, 2, M, d) in V1, else (B, G, 1, 1, M, d)
+    scores = (queries @ keys.transpose(-1, -2)).flatten(1, 3).to(statistics_dtype(query.dtype)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    if s_aux is not None:
+        sinks = s_aux.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+        weights = torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, dim=-1)  # (B, maps, N, M)
+    if lam is not None:
+        first, second = weights.unflatten(1, (-1, 2)).unbind(2)  # (B, H, N, M)
+        weights = first - lam.unsqueeze(-1) * second
+    values = join_halves(value) if has_two_keys(module) else value
+    out = weights.to(value.dtype).unflatten(1, (groups, -1)) @ values.unsqueeze(2)  # (B, G, H / G, N, width)
+    return out.flatten(1, 2).transpose(1, 2), weights

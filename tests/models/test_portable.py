@@ -1,0 +1,225 @@
+"""Portable checkpoints compute the same without this package, and whatever runs Hugging Face models runs them."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import antiphase as package
+from antiphase.models import portable
+from antiphase.models.merging import Merger
+from support.models import ids_of, randomize
+
+BLOCKED = "import sys; sys.modules['antiphase'] = None\n"
+USE = """
+import json, sys
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+folder, backends = sys.argv[1], sys.argv[2].split(",")
+given = load_file(folder + "/expected.safetensors")
+ids, mask = given["ids"], given["mask"]
+found = {"names": {}, "off": {}}
+for backend in backends:
+    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, attn_implementation=backend)
+    with torch.no_grad():
+        logits = model(ids, attention_mask=mask).logits
+    found["off"][backend] = float((logits - given["logits"])[mask.bool()].abs().max())
+    found["names"][backend] = [type(model).__name__, model.config._attn_implementation]
+    if backend != "flex_attention":
+        settings = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+        for way in ({}, {"use_cache": False}, {"cache_implementation": "static", "disable_compile": True}):
+            new = model.generate(ids[:1], attention_mask=mask[:1], **settings, **way)
+            assert torch.equal(new, given["generated"]), (backend, way, new, given["generated"])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+losses = []
+for _ in range(2):
+    loss = model(ids[:1], labels=ids[:1]).loss
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.item())
+found["losses"] = losses
+model.save_pretrained(folder + "/again")
+again = AutoModelForCausalLM.from_pretrained(folder + "/again", trust_remote_code=True)
+assert torch.equal(again.lm_head.weight, model.lm_head.weight)
+found["package"] = sys.modules.get("antiphase") is not None
+print(json.dumps(found))
+"""
+FORMS = {
+    "softmax": {"attention_type": "softmax"},
+    "differential": {"attention_type": "differential", "num_attention_heads": 8, "num_key_value_heads": 4},
+    "differential_v2": {"attention_type": "differential_v2", "num_attention_heads": 8, "num_key_value_heads": 2},
+    "window": {"attention_type": "differential", "sliding_window": 4},
+    "parts": {"attention_type": "differential", "lambda_form": "head", "head_norm": False, "num_noise_heads": 2,
+              "output_gate": True},
+    "across": {"attention_type": "differential_v2_across", "num_key_value_heads": 2},
+    "dex": {"attention_type": "softmax", "dex_heads": [[0, 2], [1], []]},
+}  # fmt: skip
+
+
+def saved(folder, tiny_config, form):
+    """A small model in a portable folder, with inputs, its logits and what it generates."""
+    model = randomize(package.AntiphaseForCausalLM(tiny_config(**FORMS[form])), 0.2).eval()
+    model.save_pretrained(folder, portable=True)
+    ids = ids_of(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, -3:] = 0
+    with torch.no_grad():
+        logits = model(ids, attention_mask=mask).logits
+        new = model.generate(ids[:1], attention_mask=mask[:1], max_new_tokens=6, do_sample=False, pad_token_id=0)
+    tensors = {"ids": ids, "mask": mask, "logits": logits.contiguous(), "generated": new}
+    save_file(tensors, folder / "expected.safetensors")
+    return model
+
+
+def alone(python, code, folder, *arguments):
+    """Run code in a process that keeps its copies of remote code in the folder; what it prints last, as JSON."""
+    variables = os.environ | {"HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [str(python), "-c", code, str(folder), *arguments], env=variables, cwd=folder, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def check(found, backends):
+    """The results of ``USE``."""
+    assert not found["package"]
+    for backend in backends:
+        assert found["names"][backend] == ["AntiphaseForCausalLM", backend]
+        assert found["off"][backend] < 2e-5
+    first, second = found["losses"]
+    assert second < first
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The file as a module, in this process."""
+    path = tmp_path_factory.mktemp("code") / portable.FILE
+    path.write_text(portable.code(), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("written_modeling", path)
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_file_computes_what_the_package_computes(written, tiny_config, form):
+    """Forward, with padding, and backward, on each implementation that serves the form."""
+    model = randomize(package.AntiphaseForCausalLM(tiny_config(**FORMS[form])), 0.2)
+    ids, mask = ids_of(2, 12), torch.ones(2, 12, dtype=torch.int64)
+    mask[1, -3:] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    expected = model(ids, attention_mask=mask, labels=labels)
+    expected.loss.backward()
+    fields = {
+        name: value for name, value in model.config.to_dict().items() if name in written._own_fields(type(model.config))
+    }
+    for backend in ("eager", "sdpa"):
+        other = written.AntiphaseForCausalLM._from_config(
+            written.AntiphaseConfig(**fields), attn_implementation=backend
+        )
+        assert type(other.model.layers[0].self_attn).__module__ == written.__name__
+        other.load_state_dict(model.state_dict())
+        found = other.eval()(ids, attention_mask=mask, labels=labels)
+        found.loss.backward()
+        torch.testing.assert_close(found.logits[mask.bool()], expected.logits[mask.bool()], rtol=1e-4, atol=1e-5)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(other.get_parameter(name).grad, parameter.grad, rtol=1e-3, atol=1e-5, msg=name)
+    other.set_attn_implementation("eager")
+    weights = other(ids, output_attentions=True).attentions
+    model.set_attn_implementation("eager")
+    for mine, theirs in zip(weights, model(ids, output_attentions=True).attentions, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.essential
+def test_without_the_package_a_model_computes_the_same(tmp_path, tiny_config):
+    saved(tmp_path, tiny_config, "differential")
+    check(alone(sys.executable, BLOCKED + USE, tmp_path, "eager,sdpa"), ["eager", "sdpa"])
+
+
+def test_the_file_is_the_packages_code_and_complete(tmp_path):
+    """Every name in it is defined, nothing is unused, and definitions are those of the modules."""
+    import inspect
+
+    from antiphase.layers.attention import AttentionLayer
+    from antiphase.layers.differential_v2 import DifferentialAttentionV2
+    from antiphase.layers.swiglu import SwiGLU
+    from antiphase.models.transformer import Block
+
+    text = portable.code()
+    (tmp_path / portable.FILE).write_text(text, encoding="utf-8")
+    ruff = Path(sysconfig.get_path("scripts")) / "ruff"
+    command = [ruff, "check", "--isolated", "--select", "E,F,W,I", "--line-length", "120", tmp_path / portable.FILE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "import antiphase" not in text
+    assert "from antiphase" not in text
+    for whole in (Block, SwiGLU, AttentionLayer.forward, DifferentialAttentionV2.lam):
+        assert inspect.getsource(whole) in text
+    assert "v1_step" not in text
+
+
+def test_two_functions_of_one_name_are_not_merged():
+    merger = Merger("antiphase", portable.REPLACED, portable.DROPPED)
+    merger.add([("antiphase.layers.functions", "refuse_unknown"), ("antiphase.layers.functions", "form_of")])
+    merger.add([("antiphase.models.configuration", "refuse_unknown")])
+    with pytest.raises(LookupError, match="two definitions have the name refuse_unknown"):
+        merger.text()
+    with pytest.raises(LookupError, match="does not define bogus"):
+        merger.add([("antiphase.layers.functions", "bogus")])
+
+
+def test_with_the_package_a_portable_folder_loads_its_own_classes(tmp_path, tiny_config):
+    """The kernels are used then; saved again without ``portable``, the folder names no code."""
+    from transformers import AutoModelForCausalLM
+
+    model = saved(tmp_path, tiny_config, "differential")
+    for words in ({}, {"trust_remote_code": True}):
+        loaded = AutoModelForCausalLM.from_pretrained(tmp_path, **words)
+        assert type(loaded) is package.AntiphaseForCausalLM
+    assert loaded.config._attn_implementation == "antiphase"
+    loaded.save_pretrained(tmp_path / "plain")
+    assert "auto_map" not in json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert not (tmp_path / "plain" / portable.FILE).exists()
+    with pytest.raises(ValueError, match="push_to_hub"):
+        model.save_pretrained(tmp_path / "pushed", portable=True, push_to_hub=True)
+    card = (tmp_path / "README.md").read_text()
+    assert "trust_remote_code=True" in card
+
+
+def test_conversion_to_a_portable_folder(tmp_path, tiny_config, antiphase, refused):
+    package.AntiphaseForCausalLM(tiny_config("softmax")).save_pretrained(tmp_path / "plain")
+    words = ("--attention-type", "differential_v2", "--portable")
+    antiphase("convert", str(tmp_path / "plain"), str(tmp_path / "v2"), *words)
+    assert json.loads((tmp_path / "v2" / "config.json").read_text())["auto_map"] == portable.AUTO_MAP
+    assert (tmp_path / "v2" / portable.FILE).read_text() == portable.code()
+    refused("--portable cannot be used with a result of format llama", "convert", str(tmp_path / "plain"),
+            str(tmp_path / "no"), "--to", "llama", "--portable")  # fmt: skip
+    assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(("kind", "asked", "reason"), [
+    ({"attention_type": "softmax", "sink_logits": True}, "sdpa", "sink_logits cannot run"),
+    ({"attention_type": "differential"}, "antiphase", "needs the package antiphase"),
+])  # fmt: skip
+def test_portable_code_refuses_what_it_would_compute_wrongly(tiny_config, kind, asked, reason):
+    from antiphase.models import portable_parts
+
+    with pytest.raises(ValueError, match=reason):
+        portable_parts.chosen_implementation(tiny_config(**kind), asked)
+    assert portable_parts.chosen_implementation(tiny_config(**kind), "eager") == "eager"
+    with pytest.raises(ValueError, match="generate_batch"):
+        portable_parts.refuse_continuous_batching("sdpa", is_v1=True)
