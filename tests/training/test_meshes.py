@@ -84,7 +84,9 @@ def test_every_mesh_has_the_losses_of_one_process(tmp_path, run, train_all, proc
 
 
 WIDE = ("model.hidden_size=64", "model.intermediate_size=160", "data.sequence_length=64", "data.fillers=300",
-        "training.batch_size=8", "training.steps=50", "training.evaluate_every=50")  # fmt: skip
+        "training.batch_size=8", "training.steps=50", "training.evaluate_every=50",
+        "training.learning_rate=1e-3")  # fmt: skip
+"""A rate at which training does not multiply differences in rounding."""
 
 
 @pytest.mark.slow
@@ -94,11 +96,12 @@ def test_meshes_differ_in_fp32_as_numbers_of_threads_do(tmp_path, run, train_all
     chosen = (*WIDE, f"model.attention_type={kind}")
     run(tmp_path / "one", *chosen)
     try:
-        run(tmp_path / "threads", *chosen, "training.threads=2")
+        for threads in (2, 3):  # on some processors two of them add up in the order of one
+            run(tmp_path / f"threads-{threads}", *chosen, f"training.threads={threads}")
     finally:
         torch.set_num_threads(1)
     train_all(2, {tmp_path / "shard": [*chosen, "training.mesh.shard=2"]})
-    bound = worst(tmp_path / "one", tmp_path / "threads", "loss")
+    bound = max(worst(tmp_path / "one", tmp_path / f"threads-{threads}", "loss") for threads in (2, 3))
     assert 0 < worst(tmp_path / "one", tmp_path / "shard", "loss") <= 2 * bound
 
 
@@ -137,3 +140,15 @@ def test_bf16_is_gathered_as_autocast_rounds_it(tmp_path, train_all):
     assert second["loss"] == first["loss"]
     assert second["lambdas"] == pytest.approx(first["lambdas"], rel=1e-6)
     assert worst(tmp_path / "ddp", tmp_path / "shard", "loss") < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_blocks_have_the_losses_of_plain_ones(tmp_path, run, train_all, kind):
+    chosen = (*EXACT, "training.steps=20", f"model.attention_type={kind}")
+    compiled = [*chosen, "training.compile=true"]
+    run(tmp_path / "plain", *chosen)
+    run(tmp_path / "one", *compiled)
+    train_all(2, {tmp_path / "ddp": compiled, tmp_path / "shard": [*compiled, "training.mesh.shard=2"]})
+    for name in ("one", "ddp", "shard"):
+        assert worst(tmp_path / "plain", tmp_path / name, "loss") < 1e-10
