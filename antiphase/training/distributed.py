@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 from antiphase.config import TrainingSettings
 from antiphase.data.retrieval import IGNORED_LABEL
 from antiphase.errors import DivergedError, InputError, NonFiniteError
+from antiphase.layers.exchange import Exchange
 from antiphase.training.sharding import accumulate, shard, whole
 from antiphase.training.watch import Watch, watched
 
@@ -47,7 +48,9 @@ class Processes:
     count: int
     device: torch.device
     mesh: DeviceMesh | None = None
-    """(replicate, shard) where the weights are divided over processes; None where each process has all of them."""
+    """(copies, shard) where the weights are divided over processes; None where each process has all of them."""
+    exchange: Exchange | None = None
+    """The processes that divide the sequences of this one; None where it has its own."""
     watch: Watch | None = None
 
     @property
@@ -79,9 +82,21 @@ class Processes:
             accumulate(objective, is_last=is_last)
         return nullcontext()
 
+    @property
+    def shares(self) -> int:
+        """Into how many parts the rows of a batch are divided."""
+        return self.count if self.exchange is None else self.count // self.exchange.count
+
     def share(self, batch: Tensor) -> Tensor:
-        """The rows of this process; together, the processes have each row exactly once."""
-        return batch[self.rank :: self.count]
+        """The rows of this process; together, the shares have each row exactly once.
+
+        Processes that divide sequences have the same rows. Ranks count copies of the model first, then the processes that
+        divide a sequence, then those that divide the weights.
+        """
+        if self.exchange is None:
+            return batch[self.rank :: self.count]
+        shard = 1 if self.mesh is None else self.mesh.size(1)
+        return batch[self.rank // (shard * self.exchange.count) * shard + self.rank % shard :: self.shares]
 
     def passes(self, ids: Tensor, labels: Tensor, rows: int | None) -> list[tuple[Tensor, Tensor]]:
         """This process's share of a batch, (B, L) each, as token ids and labels of its forward passes.
@@ -96,7 +111,7 @@ class Processes:
         size = rows or len(mine)
         found = list(zip(mine.split(size), targets.split(size), strict=True))
         if self.mesh is not None and rows is not None:
-            most = -(-len(ids) // self.count)
+            most = -(-len(ids) // self.shares)
             empty = (mine[:1], torch.full_like(targets[:1], IGNORED_LABEL))
             found += [empty] * (-(-most // rows) - len(found))
         return found
@@ -240,10 +255,16 @@ def processes(device: torch.device, training: TrainingSettings) -> Iterator[Proc
         store=PrefixStore(f"group-{number}", store), rank=rank, world_size=count,
         timeout=timedelta(seconds=limit + GRACE_SECONDS),
     )  # fmt: skip
-    mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard")) if sizes[1] > 1 else None
+    copies, context, shards = sizes
+    mesh = exchange = None
+    if shards > 1:
+        mesh = init_device_mesh(device.type, (copies * context, shards), mesh_dim_names=("copies", "shard"))
+    if context > 1:
+        line = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "context", "shard"))["context"]
+        exchange = Exchange(line.get_group().group_name, context, line.get_local_rank())
     try:
         with watched(PrefixStore(f"watch-{number}", watching), rank, count, limit) as watch:
-            yield Processes(rank=rank, count=count, device=device, mesh=mesh, watch=watch)
+            yield Processes(rank=rank, count=count, device=device, mesh=mesh, exchange=exchange, watch=watch)
     finally:
         dist.destroy_process_group()
 
@@ -271,17 +292,20 @@ def _attempt(store: Store, rank: int, count: int) -> str:
     return number
 
 
-def mesh_sizes(training: TrainingSettings, count: int) -> tuple[int, int]:
-    """Copies of the model, and processes for each of them.
+def mesh_sizes(training: TrainingSettings, count: int) -> tuple[int, int, int]:
+    """Copies of the model with sequences of their own, processes for each sequence, and processes for each copy's weights.
 
     Raises:
         InputError: they do not make up the ``count`` processes.
     """
-    shards, copies = training.mesh.shard, training.mesh.replicate
-    if count % shards or copies not in (None, count // shards):
-        given = f"{'' if copies is None else f'training.mesh.replicate={copies} times '}training.mesh.shard={shards}"
+    mesh = training.mesh
+    inside = mesh.context * mesh.shard
+    if count % inside or mesh.replicate not in (None, count // inside):
+        named = {"replicate": mesh.replicate, "shard": mesh.shard if inside == 1 or mesh.shard > 1 else None,
+                 "context": mesh.context if mesh.context > 1 else None}  # fmt: skip
+        given = [f"training.mesh.{name}={size}" for name, size in named.items() if size is not None]
         raise InputError(
-            f"{given} does not make up the {count} process{'es' if count > 1 else ''} of this run; change it, or start "
-            "another number with torchrun --nproc-per-node"
+            f"{' times '.join(given)} does not make up the {count} process{'es' if count > 1 else ''} of this run; change "
+            "it, or start another number with torchrun --nproc-per-node"
         )
-    return count // shards, shards
+    return count // inside, mesh.context, mesh.shard

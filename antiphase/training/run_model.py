@@ -14,7 +14,9 @@ from antiphase.config import RunSettings, TrainingSettings
 from antiphase.errors import InputError, naming
 from antiphase.interface import TRITON
 from antiphase.layers.differential import DifferentialAttentionV1
-from antiphase.layers.registry import PROJECTIONS, attention_layers, variant_fields
+from antiphase.layers.exchange import check_heads
+from antiphase.layers.functions import DIFFERENTIAL
+from antiphase.layers.registry import LAYERS, PROJECTIONS, attention_layers, variant_fields
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize, seeded
@@ -64,6 +66,8 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
     if begins:
         _start(settings, tokenizer)
     config = model_config(settings, tokenizer)
+    if settings.training.mesh.context > 1:
+        _check_heads(config, settings.training.mesh.context)
     if settings.training.trained != "all":
         with torch.device("meta"):
             check_trained(AutoModelForCausalLM.from_config(config), settings.training)
@@ -74,6 +78,20 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
             raise InputError(f"training.attn_implementation={TRITON}: {reason}")
     if settings.training.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'")
+
+
+def _check_heads(config: PreTrainedConfig, context: int) -> None:
+    """
+    Raises:
+        InputError: the processes that divide a sequence do not divide the heads.
+    """
+    form = LAYERS[config.attention_type].attention_form
+    heads = config.num_attention_heads // (2 if form in DIFFERENTIAL else 1)
+    groups = config.num_key_value_heads // (2 if form == "differential" else 1)
+    try:
+        check_heads(heads, groups, context)
+    except ValueError as error:
+        raise InputError(f"training.mesh.context={context}: {error}; lower it, or change the number of heads") from None
 
 
 def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh, precision: torch.dtype | None) -> None:
-    """Divide the model's weights in place over the dimension ``shard`` of the mesh, with copies over ``replicate``.
+    """Divide the model's weights in place over the dimension ``shard`` of the mesh, with copies over ``copies``.
 
     With a low ``precision``, matrices of the blocks are rounded to it before they are gathered, as autocast would round
     them afterwards. Other weights are gathered in fp32, because autocast computes norms, λ and embeddings in fp32.

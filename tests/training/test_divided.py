@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from transformers import AutoModelForCausalLM
 
 import antiphase
 from antiphase.config import MeshSettings, TrainingSettings, load_preset
+from antiphase.data.prepare import prepare
 from antiphase.errors import DivergedError, InputError, NonFiniteError
+from antiphase.layers.exchange import Exchange
 from antiphase.scoring.likelihood import greedy_predictions, negative_log_likelihoods
-from antiphase.training import divided_checkpoint, divided_files
+from antiphase.training import divided_checkpoint, divided_files, run_model
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint, sealed
 from antiphase.training.distributed import Processes, alone, mesh_sizes
 from antiphase.training.divided_checkpoint import DividedCheckpoints
@@ -227,6 +230,20 @@ def test_an_export_is_an_ordinary_model_in_files_of_limited_size(tmp_path, group
 # ------------------------------------------------------------------------------------------ dividing work
 
 
+def test_processes_that_divide_sequences_have_the_same_rows():
+    """Of twelve processes, two share the weights of a copy and three a sequence, and there are two copies."""
+    mesh = SimpleNamespace(size=lambda dimension: (6, 2)[dimension])
+    rows = torch.arange(9)
+    found = [
+        Processes(
+            rank=rank, count=12, device=torch.device("cpu"), mesh=mesh, exchange=Exchange("", 3, rank // 2 % 3)
+        ).share(rows).tolist()
+        for rank in range(12)
+    ]  # fmt: skip
+    first, second = [[0, 4, 8], [1, 5]], [[2, 6], [3, 7]]
+    assert found == first * 3 + second * 3
+
+
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_batches_are_divided_into_equally_many_passes(group, count):
     ids = torch.arange(7 * 5).view(7, 5)
@@ -345,23 +362,42 @@ def test_the_mesh_must_make_up_the_processes():
     def sizes(count, **mesh):
         return mesh_sizes(TrainingSettings(steps=1, mesh=MeshSettings(**mesh)), count)
 
-    assert (sizes(4), sizes(4, shard=2), sizes(6, replicate=2, shard=3)) == ((4, 1), (2, 2), (2, 3))
+    assert (sizes(4), sizes(4, shard=2), sizes(6, replicate=2, shard=3)) == ((4, 1, 1), (2, 1, 2), (2, 1, 3))
+    assert (sizes(4, context=2), sizes(8, shard=2, context=2)) == ((2, 2, 1), (2, 2, 2))
     with pytest.raises(InputError, match=r"^training\.mesh\.shard=3 does not make up the 4 processes of this run; "):
         sizes(4, shard=3)
     with pytest.raises(InputError, match=r"training\.mesh\.replicate=1 times training\.mesh\.shard=2 does not make up"):
         sizes(4, replicate=1, shard=2)
+    with pytest.raises(InputError, match=r"^training\.mesh\.shard=2 times training\.mesh\.context=3 does not make up"):
+        sizes(4, shard=2, context=3)
 
 
 def test_a_mesh_without_its_processes_is_refused(refused, tiny_preset):
     words = f"train --preset {tiny_preset} --output one --set"
     refused(r"training\.mesh\.shard=2 does not make up the 1 process of this run", words, "training.mesh.shard=2")
     refused(r"training\.mesh\.shard must be at least 1", words, "training.mesh.shard=0")
+    refused(r"training\.mesh\.context=5 does not make up the 1 process of this run", words, "training.mesh.context=5")
+
+
+def test_processes_that_do_not_divide_heads_are_refused(settings, monkeypatch, tmp_path):
+    """The tiny preset has 25 tokens and 4 maps of V1, which are 2 heads."""
+    monkeypatch.setattr(run_model, "process_count", lambda: 5)
+    chosen = settings("training.mesh.context=5")
+    tokenizer = prepare(chosen.data, tmp_path).tokenizer
+    with pytest.raises(InputError, match=r"^training\.mesh\.context=5: 5 processes do not divide 2 heads; lower it, or"):
+        run_model.check_settings(chosen, tokenizer)
+    chosen = settings("training.mesh.context=5", "model.num_attention_heads=20", "model.num_key_value_heads=4",
+                      "model.head_dim=2", "model.attention_type=differential")  # fmt: skip
+    with pytest.raises(InputError, match=r"5 processes do not divide 10 heads with 2 value heads"):
+        run_model.check_settings(chosen, tokenizer)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["model.kind=lstm", "training.mesh.shard=2"], "mesh.shard needs model.kind=transformer"),
+        (["model.kind=lstm", "training.mesh.context=5"], "mesh.context needs model.kind=transformer"),
+        (["training.mesh.context=2"], "training.mesh.context=2 does not divide data.sequence_length (25); change one"),
         (["model.kind=lstm", "training.compile=true"], "compile needs model.kind=transformer"),
         (["training.trained=lora", "training.mesh.shard=2"], "lora cannot divide the weights"),
     ],

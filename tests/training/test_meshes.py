@@ -17,7 +17,8 @@ from support.records import values
 ROOT = Path(__file__).parent.parent
 KINDS = ("softmax", "differential", "differential_v2")
 EXACT = ("training.precision=float64", "training.batch_size=7", "training.micro_batch_size=2", "training.steps=50",
-         "training.evaluate_every=25", "training.checkpoint_every=20")  # fmt: skip
+         "training.evaluate_every=25", "training.checkpoint_every=20", "data.sequence_length=28",
+         "model.num_attention_heads=8")  # fmt: skip
 """Neither 2 nor 4 processes divide 7 sequences, and they take different numbers of passes."""
 
 
@@ -51,8 +52,9 @@ def worst(first, second, name):
 @pytest.mark.parametrize(
     ("processes", "meshes"),
     [
-        pytest.param(2, {"ddp": (), "shard": ("shard=2",)}, marks=pytest.mark.essential),
-        (4, {"ddp": (), "shard": ("shard=4",), "both": ("replicate=2", "shard=2")}),
+        pytest.param(2, {"ddp": (), "shard": ("shard=2",), "context": ("context=2",)}, marks=pytest.mark.essential),
+        (4, {"ddp": (), "shard": ("shard=4",), "copies": ("replicate=2", "shard=2")}),
+        (4, {"context": ("context=4",), "copies": ("replicate=2", "context=2"), "both": ("shard=2", "context=2")}),
     ],
 )
 def test_every_mesh_has_the_losses_of_one_process(tmp_path, run, train_all, processes, meshes):
