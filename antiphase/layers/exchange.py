@@ -1,7 +1,7 @@
 """Sequences divided over processes: around an attention function, its heads are divided instead.
 
-Outside, each of C processes has N/C neighbouring tokens of every head. Inside, it has all N tokens of 1/C of the heads, so
-that any attention function, mask and window serves (Jacobs et al., DeepSpeed Ulysses, 2309.14509, section 3.1).
+Outside, each of C processes has N/C neighbouring tokens of every head. Inside, it has all N tokens of 1/C of the heads,
+so that any attention function, mask and window serves (Jacobs et al., DeepSpeed Ulysses, 2309.14509, section 3.1).
 
 Legend: B batch, n = N/C tokens of a process, d width of a map, H heads.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd, wait_tensor
+from torch.distributed.distributed_c10d import GroupName
 
 from antiphase.layers.functions import AttentionFunction, has_two_keys, is_differential
 
@@ -83,7 +84,7 @@ class Exchange:
         if torch.is_autocast_enabled(device):  # the function would round them to this, too
             given = [one.to(torch.get_autocast_dtype(device)) for one in given]
         sizes = [one.shape[1] // self.count for one in given]
-        joined = torch.cat([one.unflatten(1, (self.count, -1)) for one in given], dim=2)  # (B, C, maps of a process, n, d)
+        joined = torch.cat([one.unflatten(1, (self.count, -1)) for one in given], dim=2)  # (B, C, own maps, n, d)
         first, second, third = self._swapped(joined).movedim(0, 2).flatten(2, 3).split(sizes, dim=1)
         return first, second, third
 
@@ -107,7 +108,7 @@ class Exchange:
     def _swapped(self, value: Tensor) -> Tensor:
         """Send part c of dimension 1, of size C, to process c; what process c has sent is part c of dimension 0."""
         parts = value.movedim(1, 0).contiguous()
-        return wait_tensor(all_to_all_single_autograd(parts, None, None, self.group))
+        return wait_tensor(all_to_all_single_autograd(parts, None, None, GroupName(self.group)))
 
 
 def check_heads(heads: int, groups: int, count: int) -> None:
@@ -126,10 +127,10 @@ def check_heads(heads: int, groups: int, count: int) -> None:
 
 
 @contextmanager
-def _grouped(module: nn.Module, groups: int) -> Iterator[None]:
+def _grouped(module: Any, groups: int) -> Iterator[None]:
     """Within the block, a layer tells functions that ask it that so many maps share a key."""
     before = module.num_key_value_groups
-    module.num_key_value_groups = groups  # type: ignore[assignment]  # mypy takes it for a submodule
+    module.num_key_value_groups = groups
     try:
         yield
     finally:

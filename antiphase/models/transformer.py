@@ -119,12 +119,12 @@ class AntiphaseModel(AntiphasePreTrainedModel):
 
         Raises:
             ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given; a text has more tokens than
-                there are positions; ``cu_seq_lens_q`` tell packed texts apart and ``position_ids`` do not; or ``exchange``
-            comes with a cache or does not divide the tokens.
+                there are positions; ``cu_seq_lens_q`` tell packed texts apart and ``position_ids`` do not; or
+                ``exchange`` comes with a cache or does not divide the tokens.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         given = inputs_embeds if input_ids is None else input_ids
+        if given is None or (input_ids is not None and inputs_embeds is not None):
+            raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
         self._check_length(seen, given.shape[1], position_ids)
         if position_ids is None:
@@ -136,13 +136,12 @@ class AntiphaseModel(AntiphasePreTrainedModel):
                 raise ValueError("sequences that processes divide cannot be combined with a cache; set use_cache=False")
             given, position_ids = exchange.own(given), exchange.own(position_ids)
             kwargs["exchange"] = exchange
-        inputs_embeds = given if input_ids is None else self.embed_tokens(given)
-        whole = inputs_embeds if exchange is None else inputs_embeds.new_empty(rows, tokens, 0)
+        hidden_states: Tensor = given if input_ids is None else self.embed_tokens(given)
+        whole = hidden_states if exchange is None else hidden_states.new_empty(rows, tokens, 0)
         masks = self._masks(whole, attention_mask, past_key_values, positions)
         if use_cache and past_key_values is None:
             # After the masks, because create_causal_mask looks for packed sequences only if there is no cache.
             past_key_values = DynamicCache(config=self.config)
-        hidden_states = inputs_embeds
         if self.config.embedding_multiplier != 1.0:
             hidden_states = hidden_states * self.config.embedding_multiplier
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)

@@ -125,9 +125,7 @@ def check_logits(logits: Tensor) -> None:
         raise NonFiniteError("its logits are NaN or infinite, so nothing can be measured")
 
 
-def logits_after(
-    model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Tensor, **further: Any
-) -> Tensor:
+def logits_after(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Tensor, **further: Any) -> Tensor:
     """Logits (P, vocabulary) after the tokens at ``rows`` and ``columns`` of (B, L) token ids, (P,) each.
 
     ``further``: arguments of the model.

@@ -18,7 +18,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
@@ -90,13 +90,9 @@ class Processes:
     def share(self, batch: Tensor) -> Tensor:
         """The rows of this process; together, the shares have each row exactly once.
 
-        Processes that divide sequences have the same rows. Ranks count copies of the model first, then the processes that
-        divide a sequence, then those that divide the weights.
+        Processes that divide sequences have neighbouring ranks, and the same rows.
         """
-        if self.exchange is None:
-            return batch[self.rank :: self.count]
-        shard = 1 if self.mesh is None else self.mesh.size(1)
-        return batch[self.rank // (shard * self.exchange.count) * shard + self.rank % shard :: self.shares]
+        return batch[self.rank * self.shares // self.count :: self.shares]
 
     def passes(self, ids: Tensor, labels: Tensor, rows: int | None) -> list[tuple[Tensor, Tensor]]:
         """This process's share of a batch, (B, L) each, as token ids and labels of its forward passes.
@@ -255,18 +251,28 @@ def processes(device: torch.device, training: TrainingSettings) -> Iterator[Proc
         store=PrefixStore(f"group-{number}", store), rank=rank, world_size=count,
         timeout=timedelta(seconds=limit + GRACE_SECONDS),
     )  # fmt: skip
-    copies, context, shards = sizes
-    mesh = exchange = None
-    if shards > 1:
-        mesh = init_device_mesh(device.type, (copies * context, shards), mesh_dim_names=("copies", "shard"))
-    if context > 1:
-        line = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "context", "shard"))["context"]
-        exchange = Exchange(line.get_group().group_name, context, line.get_local_rank())
+    mesh, exchange = _groups(device, sizes)
     try:
         with watched(PrefixStore(f"watch-{number}", watching), rank, count, limit) as watch:
             yield Processes(rank=rank, count=count, device=device, mesh=mesh, exchange=exchange, watch=watch)
     finally:
         dist.destroy_process_group()
+
+
+def _groups(device: torch.device, sizes: tuple[int, int, int]) -> tuple[DeviceMesh | None, Exchange | None]:
+    """Which processes divide weights, and which divide sequences; the latter are neighbours.
+
+    Weights are copied over groups and over the processes of a sequence, which add up their gradients in the same way.
+    """
+    groups, shards, context = sizes
+    mesh = exchange = None
+    ranks = torch.arange(groups * shards * context).view(sizes)
+    if shards > 1:
+        mesh = DeviceMesh(device.type, ranks.movedim(2, 1).flatten(0, 1), mesh_dim_names=("copies", "shard"))
+    if context > 1:
+        line = DeviceMesh(device.type, ranks.flatten(0, 1), mesh_dim_names=("sequences", "context"))["context"]
+        exchange = Exchange(line.get_group().group_name, context, line.get_local_rank())
+    return mesh, exchange
 
 
 def _attempt(store: Store, rank: int, count: int) -> str:
@@ -293,7 +299,7 @@ def _attempt(store: Store, rank: int, count: int) -> str:
 
 
 def mesh_sizes(training: TrainingSettings, count: int) -> tuple[int, int, int]:
-    """Copies of the model with sequences of their own, processes for each sequence, and processes for each copy's weights.
+    """Groups of processes, processes of a group that divide the weights, and processes that divide each sequence.
 
     Raises:
         InputError: they do not make up the ``count`` processes.
@@ -305,7 +311,7 @@ def mesh_sizes(training: TrainingSettings, count: int) -> tuple[int, int, int]:
                  "context": mesh.context if mesh.context > 1 else None}  # fmt: skip
         given = [f"training.mesh.{name}={size}" for name, size in named.items() if size is not None]
         raise InputError(
-            f"{' times '.join(given)} does not make up the {count} process{'es' if count > 1 else ''} of this run; change "
-            "it, or start another number with torchrun --nproc-per-node"
+            f"{' times '.join(given)} does not make up the {count} process{'es' if count > 1 else ''} of this run; "
+            "change it, or start another number with torchrun --nproc-per-node"
         )
-    return count // inside, mesh.context, mesh.shard
+    return count // inside, mesh.shard, mesh.context

@@ -161,7 +161,8 @@ class NextTokenLoss(nn.Module):
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         """Token ids (B, L) and labels (B, L), which are -100 at positions without prediction."""
-        targets, further = labels[:, 1:], {}
+        targets = labels[:, 1:]
+        further: dict[str, Any] = {}
         if self.exchange is not None:
             targets = self.exchange.own(nn.functional.pad(targets, (0, 1), value=IGNORED_LABEL))
             further["exchange"] = self.exchange

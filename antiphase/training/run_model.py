@@ -67,7 +67,9 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
         _start(settings, tokenizer)
     config = model_config(settings, tokenizer)
     if settings.training.mesh.context > 1:
-        _check_heads(config, settings.training.mesh.context)
+        why = why_undivided(config, settings.training.mesh.context)
+        if why is not None:
+            raise InputError(f"training.mesh.context: {why}; lower it, or change the number of heads")
     if settings.training.trained != "all":
         with torch.device("meta"):
             check_trained(AutoModelForCausalLM.from_config(config), settings.training)
@@ -80,18 +82,16 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
         raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'")
 
 
-def _check_heads(config: PreTrainedConfig, context: int) -> None:
-    """
-    Raises:
-        InputError: the processes that divide a sequence do not divide the heads.
-    """
+def why_undivided(config: PreTrainedConfig, context: int) -> str | None:
+    """Why so many processes cannot divide the heads of the layers, or None if they can."""
     form = LAYERS[config.attention_type].attention_form
     heads = config.num_attention_heads // (2 if form in DIFFERENTIAL else 1)
     groups = config.num_key_value_heads // (2 if form == "differential" else 1)
     try:
         check_heads(heads, groups, context)
     except ValueError as error:
-        raise InputError(f"training.mesh.context={context}: {error}; lower it, or change the number of heads") from None
+        return str(error)
+    return None
 
 
 def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
