@@ -262,7 +262,7 @@ class AttentionLayer(nn.Module):
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0,
             sliding_window=self.sliding_window, **self._extra(hidden_states), **kwargs,
         )  # fmt: skip
-        heads = self.num_attention_heads // (2 if is_differential(self) else 1)
+        heads = query.shape[1] // (2 if is_differential(self) else 1)
         if out.shape[2] != heads:
             raise ValueError(
                 f"the attention function gave {out.shape[2]} outputs for {heads} heads; that of a differential layer "

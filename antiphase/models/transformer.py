@@ -210,6 +210,7 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, CausalHead):
     """
 
     model_class = AntiphaseModel
+    _tp_plan: ClassVar = {"lm_head": "colwise_gather_output"}
 
 
 class AntiphaseForSequenceClassification(GenericForSequenceClassification, AntiphasePreTrainedModel):
