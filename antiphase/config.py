@@ -143,9 +143,9 @@ class DataSettings:
 
 @dataclass(kw_only=True)
 class MeshSettings:
-    """How the processes of a run divide it: ``replicate`` times ``shard`` times ``context`` of them.
+    """How the processes of a run divide it: ``replicate`` times ``shard`` times ``context`` times ``tensor`` of them.
 
-    Each of ``replicate`` times ``shard`` has its own sequences.
+    Each of ``replicate`` times ``shard`` groups has its own sequences.
     """
 
     replicate: int | None = bounded(None, least=1)
@@ -156,6 +156,8 @@ class MeshSettings:
     """Processes that divide the tokens of each sequence between them; it must divide ``data.sequence_length`` and the
     heads.
     """
+    tensor: int = bounded(1, least=1)
+    """Processes that divide the heads and the channels of the MLP between them; it must divide both."""
 
 
 @dataclass(kw_only=True)
@@ -415,11 +417,15 @@ def _check_run(run: RunSettings) -> None:
             ("compile", training.compile),
             ("mesh.shard", training.mesh.shard > 1),
             ("mesh.context", training.mesh.context > 1),
+            ("mesh.tensor", training.mesh.tensor > 1),
         ):
             if given:
                 raise InputError(f"training.{name} needs model.kind=transformer, got {run.model.kind}")
-    if training.trained == "lora" and training.mesh.shard > 1:
-        raise InputError("training.trained=lora cannot divide the weights; remove training.mesh.shard")
+    for name, size in (("shard", training.mesh.shard), ("tensor", training.mesh.tensor)):
+        if training.trained == "lora" and size > 1:
+            raise InputError(f"training.trained=lora cannot divide the weights; remove training.mesh.{name}")
+    if training.compile and training.mesh.tensor > 1:
+        raise InputError("training.compile does not know divided heads yet; remove it, or training.mesh.tensor")
     if data.sequence_length % training.mesh.context:
         raise InputError(
             f"training.mesh.context={training.mesh.context} does not divide data.sequence_length "

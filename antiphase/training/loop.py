@@ -256,11 +256,11 @@ class _Run:
                 with self._precision():
                     loss = self.objective(ids.to(self.device), targets.to(self.device)) / count
                 # Gradients are averaged over the processes, but the loss is a sum over them.
-                (loss * self.group.count).backward()
+                (loss * self.group.averaged).backward()
             total += loss.detach()
         norms = self._gradient_norms() if (step + 1) % training.log_every == 0 or step + 1 == training.steps else None
         norm = self.group.whole(nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)).item()
-        loss_found = self.group.sum(total).item()
+        loss_found = self.group.total(total).item()
         values = {"loss": loss_found, "learning_rate": rate, "gradient_norm": norm, "gradient_norms": norms}
         for what, number in (("loss", loss_found), ("gradient norm", norm)):  # the same in all processes
             if not math.isfinite(number):

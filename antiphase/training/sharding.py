@@ -25,7 +25,10 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh, precision: torch.dtype | Non
     them afterwards. Other weights are gathered in fp32, because autocast computes norms, λ and embeddings in fp32.
     Gradients are added in fp32.
     """
-    grid = mesh if mesh.size(0) > 1 else mesh["shard"]
+    if mesh.size(0) == 1:
+        grid = mesh["shard"]
+    else:
+        grid = mesh if mesh.ndim == 2 else mesh["copies", "shard"]
     for block in blocks(model):
         if precision is not None:
             rounded = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False)

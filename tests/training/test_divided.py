@@ -238,6 +238,10 @@ def test_processes_that_divide_sequences_have_the_same_rows():
         for rank in range(6)
     ]
     assert found == 3 * [[0, 2, 4, 6, 8]] + 3 * [[1, 3, 5, 7]]
+    found = [
+        Processes(rank=rank, count=4, device=torch.device("cpu"), tensor=2).share(rows).tolist() for rank in range(4)
+    ]
+    assert found == 2 * [[0, 2, 4, 6, 8]] + 2 * [[1, 3, 5, 7]]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -274,7 +278,18 @@ def test_held_out_text_is_divided_into_the_same_numbers(tiny_model, monkeypatch,
     assert calls
 
 
-def together(count, measure, calls):
+def test_processes_that_divide_heads_compute_the_same_pieces():
+    made = []
+
+    def measure(divide):
+        return divide(range(3), lambda piece: made.append((divide.__self__.rank, piece)) or torch.tensor([2.0 * piece]))
+
+    for found in together(4, measure, [], tensor=2):
+        assert torch.cat(found).tolist() == [0.0, 2.0, 4.0]
+    assert sorted(made) == [(0, 0), (0, 2), (1, 0), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
+
+
+def together(count, measure, calls, **fields):
     """The results of ``measure`` in ``count`` threads that add up what they are given."""
     barrier, given, found = threading.Barrier(count), {}, [None] * count
 
@@ -288,7 +303,7 @@ def together(count, measure, calls):
             return value.copy_(added)
 
     def work(rank):
-        found[rank] = measure(Thread(rank=rank, count=count, device=torch.device("cpu")).divide)
+        found[rank] = measure(Thread(rank=rank, count=count, device=torch.device("cpu"), **fields).divide)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(count)]
     for thread in threads:
@@ -358,14 +373,17 @@ def test_the_mesh_must_make_up_the_processes():
     def sizes(count, **mesh):
         return mesh_sizes(TrainingSettings(steps=1, mesh=MeshSettings(**mesh)), count)
 
-    assert (sizes(4), sizes(4, shard=2), sizes(6, replicate=2, shard=3)) == ((4, 1, 1), (2, 2, 1), (2, 3, 1))
-    assert (sizes(4, context=2), sizes(8, shard=2, context=2)) == ((2, 1, 2), (2, 2, 2))
+    assert (sizes(4), sizes(4, shard=2), sizes(6, replicate=2, shard=3)) == ((4, 1, 1, 1), (2, 2, 1, 1), (2, 3, 1, 1))
+    assert (sizes(4, context=2), sizes(8, shard=2, context=2)) == ((2, 1, 2, 1), (2, 2, 2, 1))
+    assert (sizes(4, tensor=2), sizes(8, shard=2, tensor=2)) == ((2, 1, 1, 2), (2, 2, 1, 2))
     with pytest.raises(InputError, match=r"^training\.mesh\.shard=3 does not make up the 4 processes of this run; "):
         sizes(4, shard=3)
     with pytest.raises(InputError, match=r"training\.mesh\.replicate=1 times training\.mesh\.shard=2 does not make up"):
         sizes(4, replicate=1, shard=2)
     with pytest.raises(InputError, match=r"^training\.mesh\.shard=2 times training\.mesh\.context=3 does not make up"):
         sizes(4, shard=2, context=3)
+    with pytest.raises(InputError, match=r"^training\.mesh\.tensor=3 does not make up the 4 processes"):
+        sizes(4, tensor=3)
 
 
 def test_a_mesh_without_its_processes_is_refused(refused, tiny_preset):
@@ -386,6 +404,19 @@ def test_processes_that_do_not_divide_heads_are_refused(settings, monkeypatch, t
                       "model.head_dim=2", "model.attention_type=differential")  # fmt: skip
     with pytest.raises(InputError, match=r"5 processes do not divide 10 heads with 2 value heads"):
         run_model.check_settings(chosen, tokenizer)
+    for overrides, message in (
+        (["training.mesh.tensor=5"], r"^training\.mesh\.tensor=5 does not divide model\.intermediate_size \(24\)"),
+        (
+            ["training.mesh.tensor=5", "model.intermediate_size=25"],
+            "^training.mesh.tensor: 5 processes do not divide 2",
+        ),
+        (
+            ["training.mesh.tensor=5", "model.lambda_form=head"],
+            r"^training\.mesh\.tensor cannot divide layers with sinks",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            run_model.check_settings(settings(*overrides), tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -396,6 +427,8 @@ def test_processes_that_do_not_divide_heads_are_refused(settings, monkeypatch, t
         (["training.mesh.context=2"], "training.mesh.context=2 does not divide data.sequence_length (25); change one"),
         (["model.kind=lstm", "training.compile=true"], "compile needs model.kind=transformer"),
         (["training.trained=lora", "training.mesh.shard=2"], "lora cannot divide the weights"),
+        (["training.trained=lora", "training.mesh.tensor=2"], "the weights; remove training.mesh.tensor"),
+        (["training.compile=true", "training.mesh.tensor=2"], "compile does not know divided heads yet"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(tiny_preset, overrides, message):

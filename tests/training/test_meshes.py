@@ -52,9 +52,11 @@ def worst(first, second, name):
 @pytest.mark.parametrize(
     ("processes", "meshes"),
     [
-        pytest.param(2, {"ddp": (), "shard": ("shard=2",), "context": ("context=2",)}, marks=pytest.mark.essential),
+        pytest.param(2, {"ddp": (), "shard": ("shard=2",)}, marks=pytest.mark.essential),
+        pytest.param(2, {"context": ("context=2",), "tensor": ("tensor=2",)}, marks=pytest.mark.essential),
         (4, {"ddp": (), "shard": ("shard=4",), "copies": ("replicate=2", "shard=2")}),
         (4, {"context": ("context=4",), "copies": ("replicate=2", "context=2"), "both": ("shard=2", "context=2")}),
+        (4, {"tensor": ("tensor=4",), "both": ("shard=2", "tensor=2"), "context": ("context=2", "tensor=2")}),
     ],
 )
 def test_every_mesh_has_the_losses_of_one_process(tmp_path, run, train_all, processes, meshes):
@@ -114,7 +116,9 @@ def test_a_checkpoint_goes_on_with_any_number_of_processes(tmp_path, run, train_
     folder = tmp_path / "parts"
     run(tmp_path / "whole", *chosen)
     train_all(2, {folder: [*chosen, "training.mesh.shard=2"]})
-    for processes, mesh in ((1, ()), (4, ("training.mesh.shard=4",)), (4, ("training.mesh.shard=2",)), (2, ())):
+    for processes, mesh in (
+        (1, ()), (4, ("training.mesh.shard=4",)), (4, ("training.mesh.shard=2", "training.mesh.tensor=2")), (2, ()),
+    ):  # fmt: skip
         newest, before = checkpoints(folder)
         assert (newest.name, before.name) == ("step-00000050", "step-00000040")
         (newest / "checkpoint.json").unlink()  # goes on from the one before
