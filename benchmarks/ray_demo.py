@@ -71,11 +71,11 @@ def main() -> None:
     common = ["compare", "--preset", "demo", "--seeds", chosen.seeds]
     common += [word for one in chosen.set for word in ("--set", one)]
     started = time.perf_counter()
-    size = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=size)
+    size = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False, "include_log_monitor": False}
+    cluster = Cluster()
     try:
-        for _ in range(NODES - 1):
-            cluster.add_node(**size)
+        for _ in range(NODES):
+            cluster.add_node(wait=False, **size)
         on_ray = [
             *common,
             "--output",

@@ -107,7 +107,9 @@ def test_the_least_division_that_fits_is_chosen(size):
 
 
 def test_sequences_are_shared_where_nothing_else_fits(size):
-    run = load_preset(str(size), ["training.batch_size=4"]).run
+    run = load_preset(
+        str(size), ["training.batch_size=4", "training.micro_batch_size=1", "data.sequence_length=512"]
+    ).run
     sizes = sizes_of(run)[1]
     takes = {
         context: memory(sizes, step_of(run, gpus=4, shard=4 // context, context=context)).total for context in (1, 2)
@@ -128,6 +130,7 @@ def test_a_fleet_that_is_too_small_or_too_large_is_refused(refused):
     refused("--gpus 12 is no whole number of nodes of 8", "estimate --gpus 12")
     refused("--gpu h1000: unknown; did you mean 'h100'", "estimate --gpu h1000")
     refused("--peak-share must be above 0", "estimate --peak-share 0")
+    refused("training.mesh.tensor: what divided heads take", "estimate --set training.mesh.tensor=2")
     refused("recurrent network", "estimate --preset half-hour --set model.kind=lstm")
 
 
