@@ -143,12 +143,21 @@ class DataSettings:
 
 @dataclass(kw_only=True)
 class MeshSettings:
-    """How the processes of a run divide it: ``replicate`` times ``shard`` of them, each with its own sequences."""
+    """How the processes of a run divide it: ``replicate`` times ``shard`` times ``context`` times ``tensor`` of them.
+
+    Each of ``replicate`` times ``shard`` groups has its own sequences.
+    """
 
     replicate: int | None = bounded(None, least=1)
     """Copies of the model; None means as many as the number of processes allows."""
     shard: int = bounded(1, least=1)
     """Processes that divide the weights, gradients and optimizer states of one copy between them (FSDP2)."""
+    context: int = bounded(1, least=1)
+    """Processes that divide the tokens of each sequence between them; it must divide ``data.sequence_length`` and the
+    heads.
+    """
+    tensor: int = bounded(1, least=1)
+    """Processes that divide the heads and the channels of the MLP between them; it must divide both."""
 
 
 @dataclass(kw_only=True)
@@ -407,11 +416,21 @@ def _check_run(run: RunSettings) -> None:
             ("trained", training.trained != "all"),
             ("compile", training.compile),
             ("mesh.shard", training.mesh.shard > 1),
+            ("mesh.context", training.mesh.context > 1),
+            ("mesh.tensor", training.mesh.tensor > 1),
         ):
             if given:
                 raise InputError(f"training.{name} needs model.kind=transformer, got {run.model.kind}")
-    if training.trained == "lora" and training.mesh.shard > 1:
-        raise InputError("training.trained=lora cannot divide the weights; remove training.mesh.shard")
+    for name, size in (("shard", training.mesh.shard), ("tensor", training.mesh.tensor)):
+        if training.trained == "lora" and size > 1:
+            raise InputError(f"training.trained=lora cannot divide the weights; remove training.mesh.{name}")
+    if training.compile and training.mesh.tensor > 1:
+        raise InputError("training.compile does not know divided heads yet; remove it, or training.mesh.tensor")
+    if data.sequence_length % training.mesh.context:
+        raise InputError(
+            f"training.mesh.context={training.mesh.context} does not divide data.sequence_length "
+            f"({data.sequence_length}); change one of them"
+        )
     if run.model.dex_steps > training.steps:
         raise InputError(
             f"model.dex_steps ({run.model.dex_steps}) must be at most training.steps ({training.steps}): annealing "

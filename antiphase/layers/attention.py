@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.errors import InputError
+from antiphase.layers.exchange import Exchange
 from antiphase.layers.functions import AttentionFunction, antiphase_attention, is_differential
 from antiphase.layers.marks import mark_first_weight, mark_residual_output
 from antiphase.layers.norm import RMSNorm
@@ -216,7 +217,8 @@ class AttentionLayer(nn.Module):
             past_key_values: keys and values of earlier calls; these are added to it.
             context: (B, M, context width) of another sequence to attend to, the same at every step; None means
                 self-attention.
-            kwargs: passed to the attention function.
+            kwargs: passed to the attention function, but for ``exchange``: the processes that divide the sequences, of
+                which ``hidden_states`` and ``position_embeddings`` hold this one's tokens and the mask holds all.
 
         Raises:
             ValueError: both a cache and a context are given, or the attention function does not fit this layer's form.
@@ -248,14 +250,19 @@ class AttentionLayer(nn.Module):
         value: Tensor,
         attention_mask: Tensor | None,
         hidden_states: Tensor,
+        *,
+        exchange: Exchange | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """The heads' outputs (B, N, heads, width) before gate and output projection, and the weights or None."""
-        out, weights = self.attention_function()(
+        function = self.attention_function()
+        if exchange is not None:
+            function = exchange.around(function)
+        out, weights = function(
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0,
             sliding_window=self.sliding_window, **self._extra(hidden_states), **kwargs,
         )  # fmt: skip
-        heads = self.num_attention_heads // (2 if is_differential(self) else 1)
+        heads = query.shape[1] // (2 if is_differential(self) else 1)
         if out.shape[2] != heads:
             raise ValueError(
                 f"the attention function gave {out.shape[2]} outputs for {heads} heads; that of a differential layer "

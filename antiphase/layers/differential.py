@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from antiphase.errors import InputError
 from antiphase.layers.attention import AttentionLayer, CommonArguments
+from antiphase.layers.exchange import Exchange
 from antiphase.layers.functions import antiphase_attention, refuse_unknown
 from antiphase.layers.lambdas import LAMBDA_STD, check_even_maps, check_lambda_form
 from antiphase.layers.lambdas import lambda_init as schedule
@@ -230,15 +231,18 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         value: Tensor,
         attention_mask: Tensor | None,
         hidden_states: Tensor,
+        *,
+        exchange: Exchange | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if self._is_published and query.shape[2] == 1 and self.attention_function() is antiphase_attention:
+        is_step = exchange is None and query.shape[2] == 1
+        if self._is_published and is_step and self.attention_function() is antiphase_attention:
             refuse_unknown(kwargs)
             mask, _, window = visible_keys(self, attention_mask, query, key, self.sliding_window)
             out = self.step(query, key, value, mask, is_causal=False, sliding_window=window, scale=self.scaling)
             if out is not None:
                 return out, None
-        return super()._attend(query, key, value, attention_mask, hidden_states, **kwargs)
+        return super()._attend(query, key, value, attention_mask, hidden_states, exchange=exchange, **kwargs)
 
     def _finish(self, out: Tensor, hidden_states: Tensor) -> Tensor:
         """(1 - λinit) · RMSNorm of each head (equation 3), without the parts that an ablation removes."""

@@ -15,6 +15,7 @@ from antiphase.layers.attention import check_counts
 from antiphase.layers.registry import LAYERS, variant_fields
 from antiphase.models.first_use import register_models
 from antiphase.models.start import check_initialization, default_multiplier
+from antiphase.models.tensor_plan import tensor_plan
 from antiphase.models.variants import check_layers, option
 
 ATTENTION_TYPES = ("softmax", "differential", "differential_v2")
@@ -202,6 +203,11 @@ class AntiphaseConfig(NamedFields):
             **kwargs,
         )
         register_models()
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str] | None:
+        """How ``from_pretrained(tp_plan="auto")`` divides the weights."""
+        return tensor_plan(self)
 
     def _check_sizes(self, head_dim: int | None) -> None:
         check_counts(vars(self), ("vocab_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"))

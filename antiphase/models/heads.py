@@ -56,8 +56,14 @@ class CausalHead(VocabularyHead, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats if ``labels`` (B, N) are given.
 
-        ``labels`` are unshifted token ids; positions with -100 are ignored.
+        ``labels`` are unshifted token ids; positions with -100 are ignored. ``exchange`` are processes that divide the
+        sequences, as in the model without a head; each gets the logits of its own tokens.
+
+        Raises:
+            ValueError: ``labels`` come with ``exchange``, whose processes only have parts of the loss.
         """
+        if labels is not None and kwargs.get("exchange") is not None:
+            raise ValueError("labels cannot be combined with exchange; form the loss from the logits")
         outputs = self.model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
             past_key_values=past_key_values, inputs_embeds=inputs_embeds, use_cache=use_cache, **kwargs,

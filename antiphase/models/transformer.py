@@ -21,6 +21,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from antiphase.layers.attention import AttentionLayer
+from antiphase.layers.exchange import Exchange
 from antiphase.layers.norm import RMSNorm
 from antiphase.layers.swiglu import SwiGLU
 from antiphase.models.attention import attention_layer
@@ -116,6 +117,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        exchange: Exchange | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Hidden states (B, N, hidden) of token ids (B, N) or embeddings (B, N, hidden).
@@ -126,35 +128,34 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         ``attention_mask`` is (B, M) with 1 at real tokens, a 4-D mask that is used unchanged, or a dict with one 4-D
         mask for each of ``config.layer_types``.
 
+        ``exchange`` are processes that divide the sequences: all of them give the whole sequences, and each gets the
+        hidden states (B, N / C, hidden) of its own tokens.
+
         Raises:
             ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given; a text has more tokens than
-                there are positions; or ``cu_seq_lens_q`` tell packed texts apart and ``position_ids`` do not.
+                there are positions; ``cu_seq_lens_q`` tell packed texts apart and ``position_ids`` do not; or
+                ``exchange`` comes with a cache or does not divide the tokens.
         """
-        if (input_ids is None) == (inputs_embeds is None):
+        given = inputs_embeds if input_ids is None else input_ids
+        if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
-        if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
-        self._check_length(seen, inputs_embeds.shape[1], position_ids)
+        self._check_length(seen, given.shape[1], position_ids)
         if position_ids is None:
             _refuse_packing(kwargs)
-            position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
-        masks = attention_mask
-        if not isinstance(masks, dict):  # generate passes a dict of masks for caches of fixed length
-            masks = {
-                kind: MASKS[kind](
-                    config=self.config,
-                    inputs_embeds=inputs_embeds,
-                    attention_mask=attention_mask,
-                    past_key_values=past_key_values,
-                    position_ids=position_ids,
-                )
-                for kind in dict.fromkeys(self.config.layer_types)
-            }
+            position_ids = (torch.arange(given.shape[1], device=given.device) + seen).unsqueeze(0)
+        rows, tokens, positions = len(given), given.shape[1], position_ids
+        if exchange is not None:
+            if use_cache or past_key_values is not None:
+                raise ValueError("sequences that processes divide cannot be combined with a cache; set use_cache=False")
+            given, position_ids = exchange.own(given), exchange.own(position_ids)
+            kwargs["exchange"] = exchange
+        hidden_states: Tensor = given if input_ids is None else self.embed_tokens(given)
+        whole = hidden_states if exchange is None else hidden_states.new_empty(rows, tokens, 0)
+        masks = self._masks(whole, attention_mask, past_key_values, positions)
         if use_cache and past_key_values is None:
             # After the masks, because create_causal_mask looks for packed sequences only if there is no cache.
             past_key_values = DynamicCache(config=self.config)
-        hidden_states = inputs_embeds
         if self.config.embedding_multiplier != 1.0:
             hidden_states = hidden_states * self.config.embedding_multiplier
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
@@ -167,6 +168,27 @@ class AntiphaseModel(AntiphasePreTrainedModel):
                 **kwargs,
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+
+    def _masks(
+        self,
+        inputs_embeds: Tensor,
+        attention_mask: Tensor | dict[str, Tensor | None] | None,
+        past_key_values: Cache | None,
+        position_ids: Tensor,
+    ) -> dict[str, Tensor | None]:
+        """The mask of each type of layer; embeddings (B, N, …) are only asked for their shape, dtype and device."""
+        if isinstance(attention_mask, dict):  # generate passes a dict of masks for caches of fixed length
+            return attention_mask
+        return {
+            kind: MASKS[kind](
+                config=self.config,
+                inputs_embeds=inputs_embeds,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+            )
+            for kind in dict.fromkeys(self.config.layer_types)
+        }
 
     def _check_length(self, seen: int | Tensor, new: int, position_ids: Tensor | None) -> None:
         """Refuse a text that is too long; several texts in one row may be longer together."""
@@ -202,6 +224,7 @@ class AntiphaseForCausalLM(AntiphasePreTrainedModel, CausalHead):
     """
 
     model_class = AntiphaseModel
+    _tp_plan: ClassVar = {"lm_head": "colwise_gather_output"}
 
 
 class AntiphaseForSequenceClassification(GenericForSequenceClassification, AntiphasePreTrainedModel):

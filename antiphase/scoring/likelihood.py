@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -125,10 +125,13 @@ def check_logits(logits: Tensor) -> None:
         raise NonFiniteError("its logits are NaN or infinite, so nothing can be measured")
 
 
-def logits_after(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Logits (P, vocabulary) after the tokens at ``rows`` and ``columns`` of (B, L) token ids, (P,) each."""
+def logits_after(model: PreTrainedModel, input_ids: Tensor, rows: Tensor, columns: Tensor, **further: Any) -> Tensor:
+    """Logits (P, vocabulary) after the tokens at ``rows`` and ``columns`` of (B, L) token ids, (P,) each.
+
+    ``further``: arguments of the model.
+    """
     with logits_at(model, rows, columns):
-        return model(input_ids=input_ids, use_cache=False).logits[0]
+        return model(input_ids=input_ids, use_cache=False, **further).logits[0]
 
 
 @contextmanager

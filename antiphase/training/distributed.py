@@ -5,6 +5,7 @@ A single process is a group of one, whose sums are its own numbers; it joins not
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -19,7 +20,7 @@ from uuid import uuid4
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
@@ -28,7 +29,9 @@ from transformers import PreTrainedModel
 from antiphase.config import TrainingSettings
 from antiphase.data.retrieval import IGNORED_LABEL
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
+from antiphase.layers.exchange import Exchange
 from antiphase.training.sharding import accumulate, shard, whole
+from antiphase.training.tensor import divide_heads
 from antiphase.training.watch import Watch, watched
 
 Piece = TypeVar("Piece")
@@ -50,7 +53,11 @@ class Processes:
     count: int
     device: torch.device
     mesh: DeviceMesh | None = None
-    """(replicate, shard) where the weights are divided over processes; None where each process has all of them."""
+    """(copies, shard) or (copies, shard, tensor) where the weights are divided; None where each process has all."""
+    exchange: Exchange | None = None
+    """The processes that divide the sequences of this one; None where it has its own."""
+    tensor: int = 1
+    """Processes that divide the heads: they have neighbouring ranks and the same tokens."""
     watch: Watch | None = None
 
     @property
@@ -66,6 +73,8 @@ class Processes:
         if self.mesh is None:
             model.to(self.device)
         else:
+            if self.tensor > 1:
+                divide_heads(model, self.mesh["tensor"])
             shard(model, self.mesh, precision)
 
     def wrap(self, objective: nn.Module) -> nn.Module:
@@ -82,9 +91,17 @@ class Processes:
             accumulate(objective, is_last=is_last)
         return nullcontext()
 
+    @property
+    def shares(self) -> int:
+        """Into how many parts the rows of a batch are divided."""
+        return self.count // (self.tensor if self.exchange is None else self.tensor * self.exchange.count)
+
     def share(self, batch: Tensor) -> Tensor:
-        """The rows of this process; together, the processes have each row exactly once."""
-        return batch[self.rank :: self.count]
+        """The rows of this process; together, the shares have each row exactly once.
+
+        Processes that divide sequences or heads have neighbouring ranks, and the same rows.
+        """
+        return batch[self.rank * self.shares // self.count :: self.shares]
 
     def passes(self, ids: Tensor, labels: Tensor, rows: int | None) -> list[tuple[Tensor, Tensor]]:
         """This process's share of a batch, (B, L) each, as token ids and labels of its forward passes.
@@ -99,7 +116,7 @@ class Processes:
         size = rows or len(mine)
         found = list(zip(mine.split(size), targets.split(size), strict=True))
         if self.mesh is not None and rows is not None:
-            most = -(-len(ids) // self.count)
+            most = -(-len(ids) // self.shares)
             empty = (mine[:1], torch.full_like(targets[:1], IGNORED_LABEL))
             found += [empty] * (-(-most // rows) - len(found))
         return found
@@ -110,16 +127,18 @@ class Processes:
             return [compute(piece) for piece in pieces]
         mine: dict[int, Tensor] = {}
         failed = None
-        for turn in range(0, len(pieces), self.count):
+        teams, team = self.count // self.tensor, self.rank // self.tensor  # those that divide heads compute together
+        for turn in range(0, len(pieces), teams):
             # A sharded model needs all processes in each of its forward passes, so the last turn may repeat a piece.
-            place = min(turn + self.rank, len(pieces) - 1)
+            place = min(turn + team, len(pieces) - 1)
             try:
                 mine[place] = compute(pieces[place])
             except NonFiniteError as error:
                 failed, mine[place] = error, torch.zeros(0)
         if self.any(failed is not None):
             raise failed or NonFiniteError("its results in another process are NaN or infinite")
-        own = {place: found for place, found in mine.items() if place % self.count == self.rank}
+        is_told = self.rank % self.tensor == 0
+        own = {place: found for place, found in mine.items() if is_told and place % teams == team}
         dtype = next(iter(mine.values())).dtype
         lengths = torch.zeros(len(pieces), dtype=torch.int64, device=self.device)
         for place, found in own.items():
@@ -134,6 +153,15 @@ class Processes:
         if self.count > 1:
             dist.all_reduce(value)
         return value
+
+    def total(self, value: Tensor) -> Tensor:
+        """Sum over the tokens of all processes; those that divide heads have the same ones."""
+        return self.sum(value) / self.tensor
+
+    @property
+    def averaged(self) -> int:
+        """Over how many processes gradients are averaged."""
+        return self.count // self.tensor
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process; every process gets the same answer."""
@@ -247,12 +275,14 @@ def processes(device: torch.device, training: TrainingSettings) -> Iterator[Proc
             store=PrefixStore(f"group-{number}", store), rank=rank, world_size=count,
             timeout=timedelta(seconds=limit + GRACE_SECONDS),
         )  # fmt: skip
-        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("replicate", "shard")) if sizes[1] > 1 else None
+        mesh, exchange = _groups(device, sizes)
     except (dist.DistNetworkError, dist.DistStoreError, ConnectionError, TimeoutError):
         raise Interrupted("torchrun, which started this process, has ended or cannot be reached") from None
     try:
         with watched(PrefixStore(f"watch-{number}", watching), rank, count, limit) as watch:
-            yield Processes(rank=rank, count=count, device=device, mesh=mesh, watch=watch)
+            yield Processes(
+                rank=rank, count=count, device=device, mesh=mesh, exchange=exchange, tensor=sizes[3], watch=watch
+            )
     finally:
         dist.destroy_process_group()
 
@@ -266,6 +296,26 @@ def _check_launcher() -> None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # noqa: TID251 – set by torchrun
         address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])  # noqa: TID251 – set by torchrun
         socket.create_connection(address, timeout=ANSWER_SECONDS).close()
+
+
+def _groups(device: torch.device, sizes: tuple[int, int, int, int]) -> tuple[DeviceMesh | None, Exchange | None]:
+    """Which processes divide weights, and which divide sequences; those of a head's tokens are neighbours, then these.
+
+    Weights are copied over groups and over the processes of a sequence, which add up their gradients in the same way.
+    """
+    _, shards, context, tensor = sizes
+    mesh = exchange = None
+    ranks = torch.arange(math.prod(sizes)).view(sizes)
+    if tensor > 1:
+        names = ("copies", "shard", "tensor")
+        mesh = DeviceMesh(device.type, ranks.movedim(2, 1).flatten(0, 1), mesh_dim_names=names)
+    elif shards > 1:
+        mesh = DeviceMesh(device.type, ranks.movedim(2, 1).flatten(0, 1).flatten(1), mesh_dim_names=("copies", "shard"))
+    if context > 1:
+        names = ("sequences", "context", "tensor")
+        line = DeviceMesh(device.type, ranks.flatten(0, 1), mesh_dim_names=names)["context"]
+        exchange = Exchange(line.get_group().group_name, context, line.get_local_rank())
+    return mesh, exchange
 
 
 def _attempt(store: Store, rank: int, count: int) -> str:
@@ -291,17 +341,21 @@ def _attempt(store: Store, rank: int, count: int) -> str:
     return number
 
 
-def mesh_sizes(training: TrainingSettings, count: int) -> tuple[int, int]:
-    """Copies of the model, and processes for each of them.
+def mesh_sizes(training: TrainingSettings, count: int) -> tuple[int, int, int, int]:
+    """Groups of processes, and how many of them divide the weights of a copy, each sequence, and the heads.
 
     Raises:
         InputError: they do not make up the ``count`` processes.
     """
-    shards, copies = training.mesh.shard, training.mesh.replicate
-    if count % shards or copies not in (None, count // shards):
-        given = f"{'' if copies is None else f'training.mesh.replicate={copies} times '}training.mesh.shard={shards}"
+    mesh = training.mesh
+    inside = mesh.context * mesh.shard * mesh.tensor
+    if count % inside or mesh.replicate not in (None, count // inside):
+        named = {"replicate": mesh.replicate, "shard": mesh.shard if inside == 1 or mesh.shard > 1 else None,
+                 "context": mesh.context if mesh.context > 1 else None,
+                 "tensor": mesh.tensor if mesh.tensor > 1 else None}  # fmt: skip
+        given = [f"training.mesh.{name}={size}" for name, size in named.items() if size is not None]
         raise InputError(
-            f"{given} does not make up the {count} process{'es' if count > 1 else ''} of this run; change it, or start "
-            "another number with torchrun --nproc-per-node"
+            f"{' times '.join(given)} does not make up the {count} process{'es' if count > 1 else ''} of this run; "
+            "change it, or start another number with torchrun --nproc-per-node"
         )
-    return count // shards, shards
+    return count // inside, mesh.shard, mesh.context, mesh.tensor

@@ -21,9 +21,11 @@ from transformers import PreTrainedModel
 
 from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
+from antiphase.data.retrieval import IGNORED_LABEL
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
 from antiphase.folders.contents import check_content, check_start, keep_model
 from antiphase.folders.ownership import only_one
+from antiphase.layers.exchange import Exchange
 from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.reading.models import ORIGIN, is_finite
@@ -130,10 +132,10 @@ def train_held(
     if training.threads:
         torch.set_num_threads(training.threads)
     with processes(device, training) as group:
-        if training.batch_size < group.count:
+        if training.batch_size < group.shares:
             raise InputError(
-                f"training.batch_size ({training.batch_size}) is too small for the {group.count} processes; raise it, "
-                "or start fewer processes"
+                f"training.batch_size ({training.batch_size}) is too small for {group.shares} processes with sequences "
+                "of their own; raise it, or start fewer processes"
             )
         with group.agreeing():
             if group.is_first:
@@ -149,15 +151,23 @@ def train_held(
 class NextTokenLoss(nn.Module):
     """Sum of -log p over the predicted tokens, in nats. The head is applied only to positions with a label."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, exchange: Exchange | None = None) -> None:
+        """
+        Args:
+            exchange: processes that divide the sequences; each gets the sum over its own tokens.
+        """
         super().__init__()
-        self.model = model
+        self.model, self.exchange = model, exchange
 
     def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
         """Token ids (B, L) and labels (B, L), which are -100 at positions without prediction."""
         targets = labels[:, 1:]
+        further: dict[str, Any] = {}
+        if self.exchange is not None:
+            targets = self.exchange.own(nn.functional.pad(targets, (0, 1), value=IGNORED_LABEL))
+            further["exchange"] = self.exchange
         chosen = targets >= 0
-        logits = logits_after(self.model, input_ids, *chosen.nonzero(as_tuple=True))
+        logits = logits_after(self.model, input_ids, *chosen.nonzero(as_tuple=True), **further)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return cross_entropy(wide, targets[chosen], reduction="sum")
 
@@ -184,7 +194,7 @@ class _Run:
         self.adapted = restrict(self.model, self.training)
         self.autocast = autocast_dtype(self.training, self.device)
         group.place(self.model, self.autocast)
-        self.objective = group.wrap(NextTokenLoss(self.model))
+        self.objective = group.wrap(NextTokenLoss(self.model, group.exchange))
         self.optimizer = build_optimizer(self.model, self.training)
         listen = say if group.is_first else lambda message: None
         found = load_checkpoint(output, self.model, self.optimizer, say=listen, group=group)
@@ -246,11 +256,11 @@ class _Run:
                 with self._precision():
                     loss = self.objective(ids.to(self.device), targets.to(self.device)) / count
                 # Gradients are averaged over the processes, but the loss is a sum over them.
-                (loss * self.group.count).backward()
+                (loss * self.group.averaged).backward()
             total += loss.detach()
         norms = self._gradient_norms() if (step + 1) % training.log_every == 0 or step + 1 == training.steps else None
         norm = self.group.whole(nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)).item()
-        loss_found = self.group.sum(total).item()
+        loss_found = self.group.total(total).item()
         values = {"loss": loss_found, "learning_rate": rate, "gradient_norm": norm, "gradient_norms": norms}
         for what, number in (("loss", loss_found), ("gradient norm", norm)):  # the same in all processes
             if not math.isfinite(number):

@@ -14,7 +14,9 @@ from antiphase.config import RunSettings, TrainingSettings
 from antiphase.errors import InputError, naming
 from antiphase.interface import TRITON
 from antiphase.layers.differential import DifferentialAttentionV1
-from antiphase.layers.registry import PROJECTIONS, attention_layers, variant_fields
+from antiphase.layers.exchange import check_heads
+from antiphase.layers.functions import DIFFERENTIAL
+from antiphase.layers.registry import LAYERS, PROJECTIONS, attention_layers, variant_fields
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize, seeded
@@ -24,6 +26,7 @@ from antiphase.reading.models import ORIGIN, load_tokenizer
 from antiphase.training.device import choose_device
 from antiphase.training.distributed import mesh_sizes, process_count
 from antiphase.training.sharding import blocks, gathered
+from antiphase.training.tensor import own_parts
 from antiphase.training.trained import check_trained
 
 LanguageModel = PreTrainedModel
@@ -64,6 +67,7 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
     if begins:
         _start(settings, tokenizer)
     config = model_config(settings, tokenizer)
+    _check_mesh(config, settings.training)
     if settings.training.trained != "all":
         with torch.device("meta"):
             check_trained(AutoModelForCausalLM.from_config(config), settings.training)
@@ -74,6 +78,43 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
             raise InputError(f"training.attn_implementation={TRITON}: {reason}")
     if settings.training.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'")
+
+
+def _check_mesh(config: PreTrainedConfig, training: TrainingSettings) -> None:
+    """
+    Raises:
+        InputError: the mesh does not divide heads or channels, or the kind of attention cannot be divided.
+    """
+    context, tensor = training.mesh.context, training.mesh.tensor
+    if tensor > 1:
+        if config.base_model_tp_plan is None:
+            raise InputError(
+                "training.mesh.tensor cannot divide layers with sinks, lambda_form=head, dex_heads, num_noise_heads or "
+                "pairs across keys; remove it, or divide with training.mesh.shard"
+            )
+        if config.intermediate_size % tensor:
+            raise InputError(
+                f"training.mesh.tensor={tensor} does not divide model.intermediate_size ({config.intermediate_size}); "
+                "change one of them"
+            )
+    if context * tensor > 1:
+        named = [f"training.mesh.{name}" for name, size in (("context", context), ("tensor", tensor)) if size > 1]
+        if (why := why_undivided(config, context, tensor)) is not None:
+            raise InputError(f"{' and '.join(named)}: {why}; lower it, or change the number of heads")
+
+
+def why_undivided(config: PreTrainedConfig, context: int, tensor: int = 1) -> str | None:
+    """Why so many processes cannot divide the heads of the layers, or None if they can."""
+    form = LAYERS[config.attention_type].attention_form
+    heads = config.num_attention_heads // (2 if form in DIFFERENTIAL else 1)
+    groups = config.num_key_value_heads // (2 if form == "differential" else 1)
+    if heads % tensor or groups % tensor:
+        return f"{tensor} processes do not divide {heads} heads with {groups} value heads"
+    try:
+        check_heads(heads // tensor, groups // tensor, context)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
@@ -202,6 +243,6 @@ def lambdas(model: PreTrainedModel) -> list[float] | None:
     with torch.no_grad():
         for block in blocks(model):
             layers = [module for module in block.modules() if isinstance(module, DifferentialAttentionV1)]
-            with gathered(block) if layers else nullcontext():
+            with gathered(block) if layers else nullcontext(), own_parts(block):
                 found += [layer.lam().mean().item() for layer in layers]
     return found or None

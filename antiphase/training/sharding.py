@@ -19,13 +19,16 @@ from transformers import PreTrainedModel
 
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh, precision: torch.dtype | None) -> None:
-    """Divide the model's weights in place over the dimension ``shard`` of the mesh, with copies over ``replicate``.
+    """Divide the model's weights in place over the dimension ``shard`` of the mesh, with copies over ``copies``.
 
     With a low ``precision``, matrices of the blocks are rounded to it before they are gathered, as autocast would round
     them afterwards. Other weights are gathered in fp32, because autocast computes norms, λ and embeddings in fp32.
     Gradients are added in fp32.
     """
-    grid = mesh if mesh.size(0) > 1 else mesh["shard"]
+    if mesh.size(0) == 1:
+        grid = mesh["shard"]
+    else:
+        grid = mesh if mesh.ndim == 2 else mesh["copies", "shard"]
     for block in blocks(model):
         if precision is not None:
             rounded = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False)

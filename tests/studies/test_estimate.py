@@ -53,19 +53,42 @@ def test_memory_is_what_counted_tensors_take(size, changes):
     assert found.total == pytest.approx(counted["peak"], rel=0.1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [*THREE, ["training.micro_batch_size=2"]])
-def test_memory_and_communication_of_two_processes_that_share_a_model(size, tmp_path, changes):
+def counted_in_two_processes(size, tmp_path, changes):
     script = Path(__file__).parents[1] / "support" / "counted_step.py"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
         [*launcher, script, size, tmp_path / "counted.json", *changes], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    counted = json.loads((tmp_path / "counted.json").read_text())
+    return json.loads((tmp_path / "counted.json").read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *THREE,
+        ["model.attention_type=softmax", "model.num_key_value_heads=1", "model.num_attention_heads=8"],
+        ["model.attention_type=differential_v2"],
+        ["training.micro_batch_size=4", "training.gradient_checkpointing=true"],
+    ],
+)
+def test_memory_and_communication_of_two_processes_that_share_sequences(size, tmp_path, changes):
+    changes = [*changes, "training.mesh.context=2"]
+    counted = counted_in_two_processes(size, tmp_path, changes)
+    run = load_preset(str(size), changes).run
+    sizes, step = sizes_of(run)[1], step_of(run, gpus=2, shard=1, context=2)
+    assert communication(sizes, step).all_to_all == counted["all_to_all"]
+    assert memory(sizes, step).total == pytest.approx(counted["peak"], rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [*THREE, ["training.micro_batch_size=2"]])
+def test_memory_and_communication_of_two_processes_that_share_a_model(size, tmp_path, changes):
+    counted = counted_in_two_processes(size, tmp_path, changes)
     run = load_preset(str(size), changes).run
     sizes, step = sizes_of(run)[1], step_of(run, gpus=2, shard=2)
-    assert communication(sizes, step) == Communication(counted["all_gather"], counted["reduce_scatter"], 0)
+    assert communication(sizes, step) == Communication(counted["all_gather"], counted["reduce_scatter"], 0, 0)
     found = memory(sizes, step)
     assert found.weights + found.optimizer == pytest.approx(counted["at_rest"], rel=1e-3)
     assert found.total == pytest.approx(counted["peak"], rel=0.1)
@@ -83,12 +106,31 @@ def test_the_least_division_that_fits_is_chosen(size):
         assert ("a whole copy fits" in why) == (shard == 1)
 
 
+def test_sequences_are_shared_where_nothing_else_fits(size):
+    run = load_preset(
+        str(size), ["training.batch_size=4", "training.micro_batch_size=1", "data.sequence_length=512"]
+    ).run
+    sizes = sizes_of(run)[1]
+    takes = {
+        context: memory(sizes, step_of(run, gpus=4, shard=4 // context, context=context)).total for context in (1, 2)
+    }
+    assert takes[1] > takes[2]
+    fleet = EstimateSettings(gpus=4, gpus_per_node=4, memory_share=1.0, gpu_memory=takes[2] / 1e9 + 1e-9)
+    step, found, why = chosen_mesh(sizes, run, fleet)
+    assert (step.replicas, step.shard, step.context, found.total) == (1, 2, 2, takes[2])
+    assert why.startswith("shared over 2, each sequence over 2 GPUs it fits")
+    step, _, why = chosen_mesh(sizes, run, replace(fleet, gpus=8, gpu_memory=80.0))
+    assert (step.replicas, step.shard, step.context) == (4, 1, 2)
+    assert why.startswith("a batch has fewer sequences than GPUs; ")
+
+
 def test_a_fleet_that_is_too_small_or_too_large_is_refused(refused):
     refused("--gpus 1 are too small a fleet: shared over 1, a step takes .* GB", "estimate --preset paper --gpus 1")
-    refused("--gpus 128: a batch has only 64 sequences", "estimate --preset gpu --gpus 128")
+    refused("--gpus 1024: a batch has only 64 sequences", "estimate --preset gpu --gpus 1024")
     refused("--gpus 12 is no whole number of nodes of 8", "estimate --gpus 12")
     refused("--gpu h1000: unknown; did you mean 'h100'", "estimate --gpu h1000")
     refused("--peak-share must be above 0", "estimate --peak-share 0")
+    refused("training.mesh.tensor: what divided heads take", "estimate --set training.mesh.tensor=2")
     refused("recurrent network", "estimate --preset half-hour --set model.kind=lstm")
 
 

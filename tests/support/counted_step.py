@@ -16,21 +16,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from antiphase.config import load_preset
+from antiphase.layers.exchange import Exchange
 from antiphase.models.initialization import initialize
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.training.loop import NextTokenLoss
 from antiphase.training.optimizer import build_optimizer
 from antiphase.training.run_model import sized_config
 
-GATHERS, SCATTERS = ("_allgather_base_",), ("_reduce_scatter_base_",)
+GATHERS, SCATTERS, EXCHANGES = ("_allgather_base_",), ("_reduce_scatter_base_",), ("all_to_all_single",)
 
 
 class Counted(TorchDispatchMode):
-    """Bytes of all storages that live, at their most; and bytes of gathered results and scattered inputs."""
+    """Bytes of all storages that live, at their most; and of gathered results and other collectives' inputs."""
 
     def __init__(self):
         super().__init__()
-        self.alive, self.most, self.communicated = {}, 0, {"all_gather": 0, "reduce_scatter": 0}
+        self.alive, self.most, self.communicated = {}, 0, {"all_gather": 0, "reduce_scatter": 0, "all_to_all": 0}
 
     def add(self, tensors):
         for tensor in tensors:
@@ -49,21 +50,26 @@ class Counted(TorchDispatchMode):
             self.communicated["all_gather"] += args[0].nbytes
         if name in SCATTERS:
             self.communicated["reduce_scatter"] += args[1].nbytes
+        if name in EXCHANGES:
+            self.communicated["all_to_all"] += args[0].nbytes
         out = func(*args, **(kwargs or {}))
         self.add(one for one in tree_leaves((out, args, kwargs)) if isinstance(one, torch.Tensor))
         self.most = max(self.most, self.now())
         return out
 
 
-def counted_step(run, *, shard):
-    """What one step of a run takes; ``shard``: sharded by block over the processes."""
+def counted_step(run, *, shard, exchange=None):
+    """What one step of a run takes.
+
+    ``shard``: sharded by block over the processes; ``exchange``: those that share sequences.
+    """
     torch.manual_seed(0)
     config = sized_config(run, vocab_size=run.data.vocabulary_size)
     model = AntiphaseForCausalLM(config)
     initialize(model, 0)
     if run.training.gradient_checkpointing:
         model.gradient_checkpointing_enable()
-    objective = NextTokenLoss(model.train())
+    objective = NextTokenLoss(model.train(), exchange)
     if shard:
         for block in model.model.layers:
             fully_shard(block)
@@ -97,7 +103,11 @@ def main():
     preset, output, *overrides = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    found = counted_step(load_preset(preset, overrides).run, shard=True)
+    run = load_preset(preset, overrides).run
+    exchange = None
+    if run.training.mesh.context > 1:
+        exchange = Exchange(dist.group.WORLD.group_name, dist.get_world_size(), dist.get_rank())
+    found = counted_step(run, shard=exchange is None, exchange=exchange)
     if dist.get_rank() == 0:
         Path(output).write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -15,9 +15,11 @@ from transformers import AutoModelForCausalLM
 
 import antiphase
 from antiphase.config import MeshSettings, TrainingSettings, load_preset
+from antiphase.data.prepare import prepare
 from antiphase.errors import DivergedError, InputError, NonFiniteError
+from antiphase.layers.exchange import Exchange
 from antiphase.scoring.likelihood import greedy_predictions, negative_log_likelihoods
-from antiphase.training import divided_checkpoint, divided_files
+from antiphase.training import divided_checkpoint, divided_files, run_model
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint, sealed
 from antiphase.training.distributed import Processes, alone, mesh_sizes
 from antiphase.training.divided_checkpoint import DividedCheckpoints
@@ -227,6 +229,21 @@ def test_an_export_is_an_ordinary_model_in_files_of_limited_size(tmp_path, group
 # ------------------------------------------------------------------------------------------ dividing work
 
 
+def test_processes_that_divide_sequences_have_the_same_rows():
+    rows = torch.arange(9)
+    found = [
+        Processes(rank=rank, count=6, device=torch.device("cpu"), exchange=Exchange("", 3, rank % 3))
+        .share(rows)
+        .tolist()
+        for rank in range(6)
+    ]
+    assert found == 3 * [[0, 2, 4, 6, 8]] + 3 * [[1, 3, 5, 7]]
+    found = [
+        Processes(rank=rank, count=4, device=torch.device("cpu"), tensor=2).share(rows).tolist() for rank in range(4)
+    ]
+    assert found == 2 * [[0, 2, 4, 6, 8]] + 2 * [[1, 3, 5, 7]]
+
+
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_batches_are_divided_into_equally_many_passes(group, count):
     ids = torch.arange(7 * 5).view(7, 5)
@@ -261,7 +278,18 @@ def test_held_out_text_is_divided_into_the_same_numbers(tiny_model, monkeypatch,
     assert calls
 
 
-def together(count, measure, calls):
+def test_processes_that_divide_heads_compute_the_same_pieces():
+    made = []
+
+    def measure(divide):
+        return divide(range(3), lambda piece: made.append((divide.__self__.rank, piece)) or torch.tensor([2.0 * piece]))
+
+    for found in together(4, measure, [], tensor=2):
+        assert torch.cat(found).tolist() == [0.0, 2.0, 4.0]
+    assert sorted(made) == [(0, 0), (0, 2), (1, 0), (1, 2), (2, 1), (2, 2), (3, 1), (3, 2)]
+
+
+def together(count, measure, calls, **fields):
     """The results of ``measure`` in ``count`` threads that add up what they are given."""
     barrier, given, found = threading.Barrier(count), {}, [None] * count
 
@@ -275,7 +303,7 @@ def together(count, measure, calls):
             return value.copy_(added)
 
     def work(rank):
-        found[rank] = measure(Thread(rank=rank, count=count, device=torch.device("cpu")).divide)
+        found[rank] = measure(Thread(rank=rank, count=count, device=torch.device("cpu"), **fields).divide)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(count)]
     for thread in threads:
@@ -345,25 +373,62 @@ def test_the_mesh_must_make_up_the_processes():
     def sizes(count, **mesh):
         return mesh_sizes(TrainingSettings(steps=1, mesh=MeshSettings(**mesh)), count)
 
-    assert (sizes(4), sizes(4, shard=2), sizes(6, replicate=2, shard=3)) == ((4, 1), (2, 2), (2, 3))
+    assert (sizes(4), sizes(4, shard=2), sizes(6, replicate=2, shard=3)) == ((4, 1, 1, 1), (2, 2, 1, 1), (2, 3, 1, 1))
+    assert (sizes(4, context=2), sizes(8, shard=2, context=2)) == ((2, 1, 2, 1), (2, 2, 2, 1))
+    assert (sizes(4, tensor=2), sizes(8, shard=2, tensor=2)) == ((2, 1, 1, 2), (2, 2, 1, 2))
     with pytest.raises(InputError, match=r"^training\.mesh\.shard=3 does not make up the 4 processes of this run; "):
         sizes(4, shard=3)
     with pytest.raises(InputError, match=r"training\.mesh\.replicate=1 times training\.mesh\.shard=2 does not make up"):
         sizes(4, replicate=1, shard=2)
+    with pytest.raises(InputError, match=r"^training\.mesh\.shard=2 times training\.mesh\.context=3 does not make up"):
+        sizes(4, shard=2, context=3)
+    with pytest.raises(InputError, match=r"^training\.mesh\.tensor=3 does not make up the 4 processes"):
+        sizes(4, tensor=3)
 
 
 def test_a_mesh_without_its_processes_is_refused(refused, tiny_preset):
     words = f"train --preset {tiny_preset} --output one --set"
     refused(r"training\.mesh\.shard=2 does not make up the 1 process of this run", words, "training.mesh.shard=2")
     refused(r"training\.mesh\.shard must be at least 1", words, "training.mesh.shard=0")
+    refused(r"training\.mesh\.context=5 does not make up the 1 process of this run", words, "training.mesh.context=5")
+
+
+def test_processes_that_do_not_divide_heads_are_refused(settings, monkeypatch, tmp_path):
+    """The tiny preset has 25 tokens and 4 maps of V1, which are 2 heads."""
+    monkeypatch.setattr(run_model, "process_count", lambda: 5)
+    chosen = settings("training.mesh.context=5")
+    tokenizer = prepare(chosen.data, tmp_path).tokenizer
+    with pytest.raises(InputError, match=r"^training\.mesh\.context: 5 processes do not divide 2 heads; lower it"):
+        run_model.check_settings(chosen, tokenizer)
+    chosen = settings("training.mesh.context=5", "model.num_attention_heads=20", "model.num_key_value_heads=4",
+                      "model.head_dim=2", "model.attention_type=differential")  # fmt: skip
+    with pytest.raises(InputError, match=r"5 processes do not divide 10 heads with 2 value heads"):
+        run_model.check_settings(chosen, tokenizer)
+    for overrides, message in (
+        (["training.mesh.tensor=5"], r"^training\.mesh\.tensor=5 does not divide model\.intermediate_size \(24\)"),
+        (
+            ["training.mesh.tensor=5", "model.intermediate_size=25"],
+            "^training.mesh.tensor: 5 processes do not divide 2",
+        ),
+        (
+            ["training.mesh.tensor=5", "model.lambda_form=head"],
+            r"^training\.mesh\.tensor cannot divide layers with sinks",
+        ),
+    ):
+        with pytest.raises(InputError, match=message):
+            run_model.check_settings(settings(*overrides), tokenizer)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["model.kind=lstm", "training.mesh.shard=2"], "mesh.shard needs model.kind=transformer"),
+        (["model.kind=lstm", "training.mesh.context=5"], "mesh.context needs model.kind=transformer"),
+        (["training.mesh.context=2"], "training.mesh.context=2 does not divide data.sequence_length (25); change one"),
         (["model.kind=lstm", "training.compile=true"], "compile needs model.kind=transformer"),
         (["training.trained=lora", "training.mesh.shard=2"], "lora cannot divide the weights"),
+        (["training.trained=lora", "training.mesh.tensor=2"], "the weights; remove training.mesh.tensor"),
+        (["training.compile=true", "training.mesh.tensor=2"], "compile does not know divided heads yet"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(tiny_preset, overrides, message):

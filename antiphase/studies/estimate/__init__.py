@@ -98,6 +98,8 @@ class EstimatedRun:
     """Copies of the model."""
     shard: int
     """GPUs that share a copy."""
+    context: int = 1
+    """GPUs that share each sequence."""
     why: str
     sequences: int
     """Of a forward pass of one GPU."""
@@ -117,6 +119,8 @@ class EstimatedRun:
     """Bytes that a GPU receives in a step; ``reduce_scatter`` and ``all_reduce``: bytes that it adds up."""
     reduce_scatter: int
     all_reduce: int
+    all_to_all: int = 0
+    """Bytes that GPUs which share a sequence exchange."""
     tokens_a_second: float
     days: float
 

@@ -3,7 +3,8 @@
 Nothing here is fitted: each function counts the tensors that ``training/loop.py`` holds, and its docstring derives the
 count. Legend: B sequences in a forward pass of one GPU, N tokens in a sequence, T = B N, h hidden size, W = width of
 all query maps, K = width of all key maps, f width of the MLP, L blocks, V vocabulary, P parameters, S GPUs that share
-one copy (``shard``), e bytes of an activation (4, or 2 in bf16).
+one copy (``shard``), e bytes of an activation (4, or 2 in bf16). If C GPUs share each sequence (``context``), T is what
+one of them has, B N / C.
 """
 
 from __future__ import annotations
@@ -80,16 +81,23 @@ class Step:
     shard: int
     """S: 1 keeps a whole copy on every GPU."""
     replicas: int
-    """Copies of the model, over which gradients are summed."""
+    """Copies of the model with sequences of their own."""
     is_half: bool
     """Whether activations are bf16 (autocast)."""
     is_checkpointed: bool
     """Whether blocks keep only their input and are computed again."""
+    context: int = 1
+    """C: GPUs that share each sequence."""
 
     @property
     def tokens(self) -> int:
         """T."""
-        return self.sequences * self.length
+        return self.sequences * self.length // self.context
+
+    @property
+    def copies(self) -> int:
+        """GPUs over which each gradient is summed."""
+        return self.replicas * self.context
 
     @property
     def width(self) -> int:
@@ -124,22 +132,31 @@ def kept_by_block(sizes: Sizes, step: Step) -> int:
     fp32, V1's head norm the heads' outputs (W), the output projection its input (W; softmax attention has no norm, so
     these are one tensor), SwiGLU gate, its swish and up, and the last product their product (4f). Queries are rotated
     into new tensors, and the projections' own outputs go. Norms compute in fp32: under autocast their outputs are
-    converted for the product, which keeps the bf16 copy, and V1's head norm keeps its input as fp32.
+    converted for the product, which keeps the bf16 copy, and V1's head norm keeps its input as fp32. If GPUs share the
+    sequences, attention keeps the heads' outputs (W) as it has them, too, because they are sent before they are used.
     """
     config, e, hidden = sizes.config, step.width, sizes.config.hidden_size
-    query, key = query_width(config), (config.num_key_value_heads or 0) * config.head_dim
-    out = output_width(config)
+    query, key, out = query_width(config), key_width(config, step.context), output_width(config)
     residual = 2 * hidden * FULL
     inputs = 2 * hidden * e
-    assert key  # the configuration has filled it in
     attention = (query + 2 * key) * e + 2 * query // config.head_dim * FULL
     heads = out * (FULL + e) if has_head_norm(config) else out * e
+    if step.context > 1:
+        heads += out * e
     return step.tokens * (residual + inputs + attention + heads + 4 * config.intermediate_size * e)
 
 
 def query_width(config: AntiphaseConfig) -> int:
     """Width of all query maps: V2 has two for each of its outputs, and as many outputs as maps of a softmax layer."""
     return int(config.num_attention_heads * config.head_dim)
+
+
+def key_width(config: AntiphaseConfig, context: int = 1) -> int:
+    """Width of all key maps; GPUs that share a sequence need a value head each, and send some of them several times."""
+    maps = config.num_key_value_heads
+    assert maps  # the configuration has filled it in
+    heads = maps // 2 if config.attention_type == "differential" else maps
+    return int(maps * config.head_dim * max(1, context // heads))
 
 
 def output_width(config: AntiphaseConfig) -> int:
@@ -170,9 +187,9 @@ def logits(sizes: Sizes, step: Step) -> int:
     """Bytes of the loss when most of them are held: three times the logits in fp32.
 
     The forward pass keeps the log-softmax; the backward pass forms the gradient by it, and from both the gradient by
-    the logits: 3 T V numbers. Each sequence predicts N - 1 of its tokens.
+    the logits: 3 T V numbers. Each sequence predicts N - 1 of its tokens; its parts before the last predict all.
     """
-    predicted = step.sequences * (step.length - 1)
+    predicted = step.sequences * (step.length - 1) if step.context == 1 else step.tokens
     return 3 * FULL * predicted * int(sizes.config.vocab_size)
 
 
@@ -248,11 +265,12 @@ def gathered(sizes: Sizes, step: Step) -> int:
 
 @dataclass(frozen=True)
 class Communication:
-    """Bytes that collectives of one step handle on one GPU: results of gathers, inputs of scatters and sums."""
+    """Bytes that collectives of one step handle on one GPU: results of gathers and exchanges, inputs of the others."""
 
     all_gather: int
     reduce_scatter: int
     all_reduce: int
+    all_to_all: int
 
 
 def communication(sizes: Sizes, step: Step) -> Communication:
@@ -262,13 +280,28 @@ def communication(sizes: Sizes, step: Step) -> Communication:
     blocks once, because it stays; after each backward pass all gradients are scattered as sums. Elements are padded to
     S equal parts. Gathers are in the activations' precision, sums in fp32. Gradients of copies are summed once a step,
     after the last pass, over the parts that each GPU holds.
+
+    GPUs that share sequences exchange queries, keys and values (W + 2 K), V2's λ (fp32) and the heads' outputs in each
+    block and pass, and the gradients of all these; checkpoints repeat the former.
     """
+    exchanged = step.passes * sizes.layers * _exchanged(sizes.config, step)
     if step.shard == 1:
-        return Communication(0, 0, FULL * sizes.parameters if step.replicas > 1 else 0)
+        return Communication(0, 0, FULL * sizes.parameters if step.copies > 1 else 0, exchanged)
     outside, *blocks = (sum(step.shard * shape.divided(step.shard) for shape in unit) for unit in sizes.units())
     held = sizes.held(step.shard)
     return Communication(
         all_gather=step.passes * step.width * (outside + 2 * sum(blocks)),
         reduce_scatter=step.passes * FULL * (outside + sum(blocks)),
-        all_reduce=FULL * held if step.replicas > 1 else 0,
+        all_reduce=FULL * held if step.copies > 1 else 0,
+        all_to_all=exchanged,
     )
+
+
+def _exchanged(config: AntiphaseConfig, step: Step) -> int:
+    """Bytes that a block's attention exchanges in a pass."""
+    if step.context == 1:
+        return 0
+    each = (query_width(config) + 2 * key_width(config, step.context) + output_width(config)) * step.width
+    if config.attention_type == "differential_v2":
+        each += config.num_attention_heads // 2 * FULL
+    return step.tokens * each * (3 if step.is_checkpointed else 2)

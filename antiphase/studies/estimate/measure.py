@@ -19,7 +19,7 @@ from antiphase.records import Record, finite
 from antiphase.studies.estimate import GIGA, GPUS, EstimatedRun, Estimates, EstimateSettings
 from antiphase.studies.estimate.formulas import Memory, Shape, Sizes, Step, communication, memory
 from antiphase.studies.estimate.operations import forward_flops
-from antiphase.training.run_model import sized_config
+from antiphase.training.run_model import sized_config, why_undivided
 
 SECONDS_A_DAY = 86_400
 
@@ -75,55 +75,78 @@ def sizes_of(run: RunSettings) -> tuple[AntiphaseForCausalLM, Sizes]:
     return model, Sizes(config, block, outside, linear)
 
 
-def step_of(run: RunSettings, *, gpus: int, shard: int) -> Step:
+def step_of(run: RunSettings, *, gpus: int, shard: int, context: int = 1) -> Step:
     """How a run's step is made on each of several GPUs."""
     training = run.training
-    own = training.batch_size // gpus
+    own = training.batch_size // (gpus // context)
     sequences = min(training.micro_batch_size or own, own)
     return Step(
         sequences=sequences, length=run.data.sequence_length, passes=-(-own // sequences), shard=shard,
-        replicas=gpus // shard, is_half=training.precision != "float32",
+        replicas=gpus // (shard * context), context=context, is_half=training.precision != "float32",
         is_checkpointed=training.gradient_checkpointing,
     )  # fmt: skip
 
 
 def chosen_mesh(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> tuple[Step, Memory, str]:
-    """The division with the fewest GPUs to a copy that fits, because less is sent the fewer they are, and why.
+    """The division that fits with the fewest GPUs to a sequence and to a copy, because less is sent the fewer, and why.
 
-    A copy is divided over some GPUs of a node, over a node, or over some nodes.
+    A copy is divided over some GPUs of a node, over a node, or over some nodes; a sequence over GPUs of a node.
 
     Raises:
         InputError: it fits on no division, or there are more GPUs than sequences in a batch.
     """
-    if fleet.gpus > run.training.batch_size:
+    if run.training.mesh.tensor > 1:
+        raise InputError("training.mesh.tensor: what divided heads take is not counted yet; remove it")
+    contexts = _contexts(sizes, run, fleet)
+    if not contexts:
         raise InputError(
             f"--gpus {fleet.gpus}: a batch has only {run.training.batch_size} sequences (training.batch_size), one for "
             "each GPU at least; give fewer"
         )
     node = fleet.gpus_per_node
-    shards = [one for one in range(1, fleet.gpus + 1) if fleet.gpus % one == 0 and (node % one == 0 or one % node == 0)]
-    tried = []
-    for shard in dict.fromkeys([*shards, fleet.gpus]):
-        step = step_of(run, gpus=fleet.gpus, shard=shard)
-        found = memory(sizes, step)
-        tried.append((shard, found.total))
-        if found.total <= fleet.bytes_each:
-            return step, found, _why(tried, fleet)
-    shard, least = min(tried, key=lambda one: one[1])
+    tried: list[tuple[str, int]] = []
+    for context in contexts:
+        lines = fleet.gpus // context
+        shards = [one for one in range(1, lines + 1) if lines % one == 0 and (node % one == 0 or one % node == 0)]
+        for shard in dict.fromkeys([*shards, lines]):
+            step = step_of(run, gpus=fleet.gpus, shard=shard, context=context)
+            found = memory(sizes, step)
+            tried.append((f"{shard}" if context == 1 else f"{shard}, each sequence over {context}", found.total))
+            if found.total <= fleet.bytes_each:
+                few = fleet.gpus > run.training.batch_size
+                return (
+                    step,
+                    found,
+                    ("a batch has fewer sequences than GPUs; " if few else "") + _why(tried, step, fleet),
+                )
+    shared, least = min(tried, key=lambda one: one[1])
     raise InputError(
-        f"--gpus {fleet.gpus} are too small a fleet: shared over {shard}, a step takes {least / GIGA:.1f} GB of each, "
+        f"--gpus {fleet.gpus} are too small a fleet: shared over {shared}, a step takes {least / GIGA:.1f} GB of each, "
         f"and {fleet.bytes_each / GIGA:.1f} GB are there; give more, or --set training.micro_batch_size=1 or "
         "training.gradient_checkpointing=true"
     )
 
 
-def _why(tried: list[tuple[int, int]], fleet: EstimateSettings) -> str:
-    room, (shard, total) = f"{fleet.bytes_each / GIGA:.1f} GB", tried[-1]
+def _contexts(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> list[int]:
+    """Numbers of GPUs that can share a sequence and leave each group of them one: the run's own, or any in a node."""
+    given = run.training.mesh.context
+    numbers = [given] if given > 1 else range(1, fleet.gpus_per_node + 1)
+    return [
+        one for one in numbers
+        if fleet.gpus % one == 0 and run.data.sequence_length % one == 0
+        and fleet.gpus // one <= run.training.batch_size and why_undivided(sizes.config, one) is None
+    ]  # fmt: skip
+
+
+def _why(tried: list[tuple[str, int]], step: Step, fleet: EstimateSettings) -> str:
+    room, (shared, total) = f"{fleet.bytes_each / GIGA:.1f} GB", tried[-1]
     fits = f"{total / GIGA:.1f} GB of {room}"
-    if len(tried) == 1:
+    if step.shard == step.context == 1:
         return f"a whole copy fits on each GPU ({fits}), and only gradients are sent"
+    if len(tried) == 1:
+        return f"shared over {shared} GPUs it fits ({fits})"
     before, more = tried[-2]
-    return f"shared over {shard} GPUs it fits ({fits}); over {before} it takes {more / GIGA:.1f} GB"
+    return f"shared over {shared} GPUs it fits ({fits}); over {before} it takes {more / GIGA:.1f} GB"
 
 
 def _estimated(arm: str, run: RunSettings, fleet: EstimateSettings) -> EstimatedRun:
@@ -136,8 +159,9 @@ def _estimated(arm: str, run: RunSettings, fleet: EstimateSettings) -> Estimated
     sent = communication(sizes, step)
     return EstimatedRun(
         arm=arm, parameters=sizes.parameters, tokens=tokens, flops_a_token=3 * forward, flops=3 * forward * tokens,
-        replicate=step.replicas, shard=step.shard, why=why, sequences=step.sequences, passes=step.passes,
-        total=found.total, tokens_a_second=speed, days=tokens / speed / SECONDS_A_DAY, **asdict(found), **asdict(sent),
+        replicate=step.replicas, shard=step.shard, context=step.context, why=why, sequences=step.sequences,
+        passes=step.passes, total=found.total, tokens_a_second=speed, days=tokens / speed / SECONDS_A_DAY,
+        **asdict(found), **asdict(sent),
     )  # fmt: skip
 
 

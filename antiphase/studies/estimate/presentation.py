@@ -5,7 +5,7 @@ from __future__ import annotations
 from antiphase.records import Record
 from antiphase.report.presentation import Presentation
 from antiphase.report.tables import Column, Table
-from antiphase.studies.estimate import Estimates
+from antiphase.studies.estimate import EstimatedRun, Estimates
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "total")
 
@@ -15,13 +15,18 @@ def training(found: Estimates) -> Table:
     """Operations and time."""
     rows = [
         [row.arm, row.parameters, f"{row.tokens:.3g}", f"{row.flops:.3g}",
-         f"replicate {row.replicate}, shard {row.shard}", f"{row.passes} × {row.sequences}",
+         _mesh(row), f"{row.passes} × {row.sequences}",
          row.tokens_a_second, f"{row.days:.3g}"]
         for row in found.rows
     ]  # fmt: skip
     columns = [Column("Arm"), Column("Parameters", "integer"), Column("Tokens"), Column("Operations"), Column("Mesh"),
                Column("Passes × sequences"), Column("Tokens a second", "integer"), Column("Days")]  # fmt: skip
     return Table(title="Training", columns=columns, rows=rows, note="; ".join(dict.fromkeys(r.why for r in found.rows)))
+
+
+def _mesh(row: EstimatedRun) -> str:
+    shared = f", context {row.context}" if row.context > 1 else ""
+    return f"replicate {row.replicate}, shard {row.shard}{shared}"
 
 
 @Estimates.from_record
@@ -40,10 +45,14 @@ def memory(found: Estimates) -> Table:
 def sent(found: Estimates) -> Table:
     """Communication of a GPU in a step."""
     rows = [
-        [row.arm, *(f"{size / 1e9:.2f} GB" for size in (row.all_gather, row.reduce_scatter, row.all_reduce))]
+        [
+            row.arm,
+            *(f"{size / 1e9:.2f} GB" for size in (row.all_gather, row.reduce_scatter, row.all_reduce, row.all_to_all)),
+        ]
         for row in found.rows
     ]
-    columns = [Column("Arm"), Column("Gathered"), Column("Scattered as sums"), Column("Summed over copies")]
+    columns = [Column("Arm"), Column("Gathered"), Column("Scattered as sums"), Column("Summed over copies"),
+               Column("Exchanged")]  # fmt: skip
     return Table(title="Communication of each GPU in a step", columns=columns, rows=rows)
 
 

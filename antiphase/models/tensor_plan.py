@@ -1,0 +1,38 @@
+"""Which weights of a decoder several processes can divide by heads and channels, in transformers' names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from antiphase.models.variants import option
+
+COLUMNS, ROWS, SHARED = "colwise", "rowwise", "replicated_with_grad_allreduce"
+"""Divided outputs, divided inputs whose sums are added up, and whole weights that each process uses for its heads."""
+
+
+def tensor_plan(config: Any) -> dict[str, str] | None:
+    """The style of each module that is divided, by its name in the base model; None if heads cannot be divided.
+
+    Processes take heads and channels of the MLP as they stand in a row (Shoeybi et al., 1909.08053, section 3), so each
+    head's two maps, keys and halves of values stay together. λ vectors of V1 are whole everywhere. What counts heads
+    outside a projection cannot be divided: sinks, an offset of λ for each head, DEX, shared second maps, and pairs that
+    read different keys.
+    """
+    alone = ("sink_logits", "dex_heads", "num_noise_heads")
+    if any(option(config, name) for name in alone) or config.attention_type == "differential_v2_across":
+        return None
+    if config.attention_type == "differential" and option(config, "lambda_form") == "head":
+        return None
+    plan = dict.fromkeys(("q_proj", "k_proj", "v_proj"), COLUMNS)
+    if option(config, "output_gate"):
+        plan["output_gate"] = COLUMNS
+    if config.attention_type == "differential_v2" and option(config, "lambda_form") != "fixed":
+        plan["lambda_proj"] = COLUMNS
+    if option(config, "head_norm"):
+        plan["head_norm"] = SHARED
+    plan["o_proj"] = ROWS
+    mlp = {"gate_proj": COLUMNS, "up_proj": COLUMNS, "down_proj": ROWS}
+    return {
+        **{f"layers.*.self_attn.{name}": style for name, style in plan.items()},
+        **{f"layers.*.mlp.{name}": style for name, style in mlp.items()},
+    }

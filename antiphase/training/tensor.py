@@ -1,0 +1,124 @@
+"""Heads and channels of the MLP divided over processes (Shoeybi et al., 1909.08053, section 3).
+
+Every process has the same tokens and, of each projection, the part for its heads; its output is one term of a sum over
+the processes. Parameters are DTensors, so that sharding, norms of gradients and checkpoints know what a process holds;
+a forward pass computes with their local parts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_reduce, wait_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import GroupName
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from transformers import PreTrainedModel
+
+from antiphase.models.tensor_plan import COLUMNS, ROWS
+from antiphase.training.sharding import blocks
+
+PLACEMENTS: dict[str, Placement] = {COLUMNS: Shard(0), ROWS: Shard(1)}
+"""What a process holds of a weight (outputs, inputs)."""
+
+
+def divide_heads(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Divide weights in place over the processes of a mesh of one dimension, by the plan of the model's configuration.
+
+    All processes have equal weights before. Embeddings, norms, λ vectors and the head stay whole.
+    """
+    base: Any = model.base_model
+    plan = {f"{model.base_model_prefix}.{name}": style for name, style in model.config.base_model_tp_plan.items()}
+    divided: dict[int, nn.Parameter] = {}
+    for name, module in model.named_modules():
+        placement = PLACEMENTS.get(plan.get(re.sub(r"\.\d+\.", ".*.", name), ""), Replicate())
+        for key, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in divided:  # tied ones are divided once
+                part = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+                divided[id(parameter)] = nn.Parameter(part, requires_grad=parameter.requires_grad)
+            module.register_parameter(key, divided[id(parameter)])
+    group = mesh.get_group().group_name
+    block: Any
+    for block in blocks(model):
+        for half in (block.self_attn, block.mlp):
+            half.forward = _summed(half.forward, group)
+        block.forward = _with_own_parts(block, block.forward)
+    for module in (base.embed_tokens, base.norm, model.get_output_embeddings()):
+        module.forward = _with_own_parts(module, module.forward)
+
+
+def _summed(forward: Callable[..., Any], group: str) -> Callable[..., Any]:
+    """A forward pass (B, N, hidden) to (B, N, hidden) of which each process computes a term."""
+
+    def whole(hidden_states: Tensor, *arguments: Any, **named: Any) -> Any:
+        found = forward(_Spread.apply(hidden_states, group), *arguments, **named)
+        if isinstance(found, tuple):
+            return _Sum.apply(found[0], group), *found[1:]
+        return _Sum.apply(found, group)
+
+    return whole
+
+
+def _with_own_parts(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def computed(*arguments: Any, **named: Any) -> Any:
+        with own_parts(module):
+            return forward(*arguments, **named)
+
+    return computed
+
+
+@contextmanager
+def own_parts(module: nn.Module) -> Iterator[None]:
+    """Within the block, parameters of the module and of those in it are what this process holds of them.
+
+    Gradients of whole parameters inside attention are terms of a sum, because each process has its own heads.
+    """
+    held = [
+        (part, key, parameter, name.split(".")[0] == "self_attn")
+        for name, part in module.named_modules()
+        for key, parameter in part._parameters.items()
+        if isinstance(parameter, DTensor)
+    ]
+    for part, key, parameter, inside in held:
+        is_term = inside and parameter.placements == (Replicate(),)
+        own = parameter.to_local(grad_placements=[Partial()] if is_term else parameter.placements)
+        part._parameters[key] = own
+    try:
+        yield
+    finally:
+        for part, key, parameter, _ in held:
+            part._parameters[key] = parameter
+
+
+class _Spread(torch.autograd.Function):
+    """The same tensor in all processes, each of which gives a term of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: str) -> Tensor:
+        ctx.group = group
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _added(gradient, ctx.group), None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of the processes' terms, whose gradient all of them have."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, group: str) -> Tensor:
+        return _added(value, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def _added(value: Tensor, group: str) -> Tensor:
+    return wait_tensor(all_reduce(value.contiguous(), "sum", GroupName(group)))
