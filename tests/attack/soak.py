@@ -12,6 +12,7 @@ import statistics
 import sys
 import threading
 import time
+from array import array
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +31,8 @@ from antiphase.studies.training_run import train_run  # noqa: E402 – as above
 
 WARM = 0.2
 """Share of the time at the beginning that is not judged: caches fill."""
+NAMES = ("seconds", "processor", "step", "memory", "files")
+"""Values of a point."""
 MEMORY, STEP = 1.05, 1.25
 """Largest growth of memory, and of the median processor time of a step, from the first third of what is judged to the
 last. Processor time, because other work on the machine does not change it.
@@ -53,15 +56,14 @@ def main() -> int:
 
 def trained(seconds: float) -> list[dict[str, Any]]:
     """Memory in MiB, open files and steps at each logged step."""
-    points: list[dict[str, Any]] = []
+    # in 40 bytes a point, because what this script keeps must not look like growth of what it measures
+    numbers = array("d")
     started = time.monotonic()
     threading.Timer(seconds, lambda: os.kill(os.getpid(), 15)).start()  # as a scheduler ends a run
 
     def report(step: int, values: Any) -> None:
         if "loss" in values:
-            points.append(
-                {"seconds": time.monotonic() - started, "processor": time.process_time(), "step": step, **_held()}
-            )
+            numbers.extend((time.monotonic() - started, time.process_time(), step, *_held()))
 
     with TemporaryDirectory() as folder:
         preset = Path(folder) / "long.yaml"
@@ -69,7 +71,8 @@ def trained(seconds: float) -> list[dict[str, Any]]:
         settings = load_preset(str(preset), ["training.steps=100000000", "training.decay_steps=100000000"]).run
         with suppress(Interrupted):  # the time is over
             train_run(settings, Path(folder) / "run", resume=False, report=report)
-    return points
+    rows = zip(*(numbers[place :: len(NAMES)] for place in range(len(NAMES))), strict=True)
+    return [{**dict(zip(NAMES, row, strict=True)), "step": int(row[2]), "files": int(row[4])} for row in rows]
 
 
 def grown(points: list[dict[str, Any]]) -> dict[str, Any]:
@@ -90,9 +93,9 @@ def _times(points: list[dict[str, Any]]) -> list[float]:
     return [after["processor"] - before["processor"] for before, after in pairwise(points)]
 
 
-def _held() -> dict[str, Any]:
+def _held() -> tuple[float, float]:
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return {"memory": pages * os.sysconf("SC_PAGE_SIZE") / 2**20, "files": len(os.listdir("/proc/self/fd"))}
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(os.listdir("/proc/self/fd"))
 
 
 if __name__ == "__main__":
