@@ -25,8 +25,8 @@ TAIL = 1 << 16
 """Bytes of a log that are read at a time from its end."""
 RUN = Resumable.named("run", SETTINGS)
 WITHOUT_EFFECT = (
-    "training.threads", "training.mesh.replicate", "training.mesh.shard", "training.hang_limit", "data.cache",
-    "data.tokenizer", "data.workers", "description",
+    "training.threads", "training.mesh.replicate", "training.mesh.shard", "training.mesh.context",
+    "training.mesh.tensor", "training.hang_limit", "data.cache", "data.tokenizer", "data.workers", "description",
 )  # fmt: skip
 """Settings that a resumed run may change. Contents of data, tokenizer and initial weights are checked by digests."""
 

@@ -243,6 +243,8 @@ def lambdas(model: PreTrainedModel) -> list[float] | None:
     with torch.no_grad():
         for block in blocks(model):
             layers = [module for module in block.modules() if isinstance(module, DifferentialAttentionV1)]
-            with gathered(block) if layers else nullcontext(), own_parts(block):
-                found += [layer.lam().mean().item() for layer in layers]
+            with gathered(block) if layers else nullcontext():
+                for layer in layers:
+                    with own_parts(layer):
+                        found.append(layer.lam().mean().item())
     return found or None

@@ -32,24 +32,24 @@ def divide_heads(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
     All processes have equal weights before. Embeddings, norms, λ vectors and the head stay whole.
     """
-    base: Any = model.base_model
     plan = {f"{model.base_model_prefix}.{name}": style for name, style in model.config.base_model_tp_plan.items()}
     divided: dict[int, nn.Parameter] = {}
+    module: Any
     for name, module in model.named_modules():
         placement = PLACEMENTS.get(plan.get(re.sub(r"\.\d+\.", ".*.", name), ""), Replicate())
-        for key, parameter in module.named_parameters(recurse=False):
+        parameters = list(module.named_parameters(recurse=False))
+        for key, parameter in parameters:
             if id(parameter) not in divided:  # tied ones are divided once
                 part = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
                 divided[id(parameter)] = nn.Parameter(part, requires_grad=parameter.requires_grad)
             module.register_parameter(key, divided[id(parameter)])
+        if parameters:
+            module.forward = _with_own_parts(module, module.forward, in_attention=".self_attn" in name)
     group = mesh.get_group().group_name
     block: Any
     for block in blocks(model):
         for half in (block.self_attn, block.mlp):
             half.forward = _summed(half.forward, group)
-        block.forward = _with_own_parts(block, block.forward)
-    for module in (base.embed_tokens, base.norm, model.get_output_embeddings()):
-        module.forward = _with_own_parts(module, module.forward)
 
 
 def _summed(forward: Callable[..., Any], group: str) -> Callable[..., Any]:
@@ -64,35 +64,31 @@ def _summed(forward: Callable[..., Any], group: str) -> Callable[..., Any]:
     return whole
 
 
-def _with_own_parts(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _with_own_parts(module: Any, forward: Callable[..., Any], *, in_attention: bool) -> Callable[..., Any]:
     def computed(*arguments: Any, **named: Any) -> Any:
-        with own_parts(module):
+        with own_parts(module, in_attention=in_attention):
             return forward(*arguments, **named)
 
     return computed
 
 
 @contextmanager
-def own_parts(module: nn.Module) -> Iterator[None]:
-    """Within the block, parameters of the module and of those in it are what this process holds of them.
+def own_parts(module: Any, *, in_attention: bool = False) -> Iterator[None]:
+    """Within the block, a module's own parameters are what this process holds of them.
 
-    Gradients of whole parameters inside attention are terms of a sum, because each process has its own heads.
+    It begins within the forward pass of the module that has the parameters, after ``fully_shard`` has gathered them.
+
+    Args:
+        in_attention: gradients of whole parameters are terms of a sum, because each process has its own heads.
     """
-    held = [
-        (part, key, parameter, name.split(".")[0] == "self_attn")
-        for name, part in module.named_modules()
-        for key, parameter in part._parameters.items()
-        if isinstance(parameter, DTensor)
-    ]
-    for part, key, parameter, inside in held:
-        is_term = inside and parameter.placements == (Replicate(),)
-        own = parameter.to_local(grad_placements=[Partial()] if is_term else parameter.placements)
-        part._parameters[key] = own
+    held = {key: one for key, one in module._parameters.items() if isinstance(one, DTensor)}
+    for key, parameter in held.items():
+        is_term = in_attention and parameter.placements == (Replicate(),)
+        module._parameters[key] = parameter.to_local(grad_placements=[Partial()] if is_term else parameter.placements)
     try:
         yield
     finally:
-        for part, key, parameter, _ in held:
-            part._parameters[key] = parameter
+        module._parameters.update(held)
 
 
 class _Spread(torch.autograd.Function):

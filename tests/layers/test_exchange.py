@@ -51,6 +51,13 @@ def test_divided_sequences_have_the_outputs_and_gradients_of_whole_ones(tmp_path
             assert worst["gradients"] < 1e-13, one
 
 
+def test_processes_have_their_own_tokens():
+    whole = torch.arange(24).view(2, 12)
+    parts = [Exchange("", 3, rank).own(whole) for rank in range(3)]
+    assert torch.equal(torch.cat(parts, dim=1), whole)
+    assert torch.equal(parts[1], whole[:, 4:8])
+
+
 @pytest.mark.parametrize(("heads", "groups", "count"), [(8, 8, 3), (8, 2, 16), (12, 3, 2), (2, 1, 4)])
 def test_heads_that_processes_do_not_divide_are_refused(heads, groups, count):
     with pytest.raises(ValueError, match=rf"^{count} processes do not divide {heads} heads"):

@@ -138,10 +138,14 @@ def test_a_checkpoint_goes_on_with_any_number_of_processes(tmp_path, run, train_
 
 @pytest.mark.slow
 def test_bf16_is_gathered_as_autocast_rounds_it(tmp_path, train_all):
-    """λ, norms and the residual stream stay in fp32, so the losses are those of autocast with whole weights."""
+    """λ, norms and the residual stream stay in fp32, so the losses are those of autocast with whole weights.
+
+    Divided heads add up terms that are rounded, each by 2⁻⁹ of it at most.
+    """
     chosen = ["training.precision=bfloat16", "training.batch_size=8", "training.gradient_checkpointing=true"]
-    shard = [*chosen, "training.mesh.shard=2"]
-    train_all(2, {tmp_path / "ddp": chosen, tmp_path / "shard": shard})
+    shard, tensor = [*chosen, "training.mesh.shard=2"], [*chosen, "training.mesh.tensor=2"]
+    train_all(2, {tmp_path / "ddp": chosen, tmp_path / "shard": shard, tmp_path / "tensor": tensor})
+    assert metrics(tmp_path / "tensor")[0]["loss"] == pytest.approx(metrics(tmp_path / "ddp")[0]["loss"], rel=2e-3)
     first, second = metrics(tmp_path / "ddp")[0], metrics(tmp_path / "shard")[0]
     assert second["loss"] == first["loss"]
     assert second["lambdas"] == pytest.approx(first["lambdas"], rel=1e-6)
