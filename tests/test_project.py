@@ -209,16 +209,6 @@ def test_every_floor_is_tested():
     assert all((ROOT / path).exists() for path in floors["TESTS"])
 
 
-def test_the_transcript_of_portable_checkpoints_is_that_of_its_record():
-    from antiphase.records import Record
-
-    made = runpy.run_path(str(ROOT / "benchmarks" / "portable.py"))
-    page = (ROOT / "docs/huggingface.md").read_text(encoding="utf-8")
-    record = Record.load(ROOT / "docs/records/portable.json")
-    assert len(record.values["steps"]) == 6
-    assert made["with_transcript"](page, record) == page
-
-
 def test_failures_in_the_suites_of_transformers_are_few_and_have_reasons():
     """The list may only shrink: it is 8 tests at most for decoders, each with the reason."""
     import yaml
