@@ -61,6 +61,8 @@ def all_steps() -> dict[str, Callable[[], dict[str, Any]]]:
         steps[name] = partial(attempted, name, step)
     steps["mutations"] = partial(run, "mutations", [sys.executable, str(ROOT / "tests/mutations/run.py")], {})
     attack = [sys.executable, str(ROOT / "tests/attack/campaign.py"), "--output", RECORDS]
+    suites = [sys.executable, str(ROOT / "tests/suites/run.py"), "--output", RECORDS]
+    steps["transformers' own tests"] = partial(run, "transformers' own tests", suites, {})
     steps["floors"] = partial(run, "floors", [sys.executable, str(ROOT / "benchmarks/floors.py")], {})
     steps["attack"] = partial(run, "attack", attack, {})
     for example in sorted((ROOT / "examples").glob("*.py")):

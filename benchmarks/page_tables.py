@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbourin
 import evidence_tables
 import operator_tables
 import real_model_tables
+import suites_tables
 from operator_tables import RATIO_HEAD, SHORT
 
 from antiphase.baselines.commands.classify import ClassifierMean, Classify
@@ -46,7 +47,16 @@ PAGES = (
     "README.md",
     *(
         f"docs/{name}.md"
-        for name in ("performance", "calibration", "results", "reproduction", "line", "why", "real-model")
+        for name in (
+            "huggingface",
+            "performance",
+            "calibration",
+            "results",
+            "reproduction",
+            "line",
+            "why",
+            "real-model",
+        )
     ),
 )
 PROFILED = {
@@ -397,6 +407,7 @@ PUBLISHED = {"TREC": "91.2", "SUBJ": "89.6", "MPQA": "83.4", "CR": "79.8", "SST-
 """Kim (2014, 1408.5882), table 2, first row, in per cent."""
 
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
+    "suites": suites_tables.counts,
     "operator": operator_tables.whole,
     "operator-short": operator_tables.short,
     "further-calls": operator_tables.further_calls,

@@ -117,10 +117,9 @@ def main() -> int:
 
 def with_transcript(page: str, record: Record) -> str:
     """The page with the transcript of the record in the block behind its mark."""
-    head, mark, rest = page.partition(MARK)
-    assert mark
-    _, _, tail = rest.removeprefix("```text\n").partition("```\n")
-    return f"{head}{mark}```text\n{transcript(record)}```\n{tail}"
+    assert MARK in page
+    block = f"{MARK}```text\n{transcript(record)}```\n"
+    return re.sub(re.escape(MARK) + r"(```text\n(?s:.*?)```\n)?", lambda _: block, page)
 
 
 def transcript(record: Record) -> str:

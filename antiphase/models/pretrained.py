@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,12 +23,18 @@ class AttendingPreTrainedModel(PreTrainedModel):
     _supports_flex_attn = True
     _supports_attention_backend = True
     _can_compile_fullgraph = True
-    _keep_in_fp32_modules_strict: ClassVar = sorted({name for kind in LAYERS.values() for name in kind.kept_in_fp32})
+    _keep_in_fp32_modules_strict: Any = tuple(sorted({name for kind in LAYERS.values() for name in kind.kept_in_fp32}))
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """As in transformers, after the checks of ``chosen_implementation``."""
         requested = chosen_implementation(self.config, requested_attention)
         return super().get_correct_attn_implementation(requested, is_init_check)
+
+    def post_init(self) -> None:
+        """As in transformers; of the parameters kept in fp32, the model names those that it has."""
+        super().post_init()
+        there = {name.rpartition(".")[2] for name, _ in self.named_parameters()}
+        self._keep_in_fp32_modules_strict = there.intersection(self._keep_in_fp32_modules_strict)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -7,10 +7,17 @@ from typing import Any
 
 from suites import source
 from suites.generation import HeadTests, PackedTests
-from suites.kinds import KINDS, ModelTester
+from suites.kinds import KINDS, Kind, ModelTester
 
 common = source.load("test_modeling_common")
 training = source.load("test_training_mixin")
+TABLES = {
+    "ForCausalLM": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "ForMaskedLM": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
+    "ForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+    "ForTokenClassification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
+    "ForConditionalGeneration": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "Model": "MODEL_MAPPING_NAMES",
+}  # fmt: skip
+"""Tables of model names by the end of a name; the tests look there for what a model is trained with, if at all."""
 
 
 class Suite:
@@ -24,8 +31,16 @@ class Suite:
         self.model_tester = ModelTester(self, KINDS[self.kind])
 
 
+def _name_models(kind: Kind) -> None:
+    """Enter the models into the tests' own copies of these tables."""
+    for model in kind.models():
+        table = next(table for ending, table in TABLES.items() if model.__name__.endswith(ending))
+        setattr(common, table, {**getattr(common, table), kind.config().model_type: model.__name__})
+
+
 def _suite(name: str) -> type:
     kind = KINDS[name]
+    _name_models(kind)
     bases: list[type] = [Suite, PackedTests, HeadTests, common.ModelTesterMixin]
     models = kind.models()
     space: dict[str, Any] = {

@@ -207,11 +207,6 @@ class VanillaConfig(ClassicConfig):
         """Every layer has full attention, in transformers' terms."""
         return ["full_attention"] * self.num_hidden_layers
 
-    @property
-    def sliding_window(self) -> None:
-        """None."""
-        return
-
     def _check(self) -> None:
         super()._check()
         _at_least_one(self, "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
