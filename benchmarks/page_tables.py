@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
+import attack_tables
 import evidence_tables
 import operator_tables
 import real_model_tables
@@ -56,6 +57,7 @@ PAGES = (
             "line",
             "why",
             "real-model",
+            "reliability",
         )
     ),
 )
@@ -454,6 +456,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "survival": lambda: evidence_tables.survival("survival", "attention"),
     "norm-weight": lambda: evidence_tables.main_effects("norm-weight"),
     "lambda": lambda: evidence_tables.main_effects("lambda"),
+    "attack": attack_tables.parts,
+    "soak": attack_tables.soak,
     "real-model-conversion": real_model_tables.conversion,
     "real-model-sinks": real_model_tables.text_sinks,
     "real-model-costs": real_model_tables.costs,

@@ -6,8 +6,12 @@ from typing import Any
 
 from antiphase.models.variants import option
 
-COLUMNS, ROWS, SHARED = "colwise", "rowwise", "replicated_with_grad_allreduce"
-"""Divided outputs, divided inputs whose sums are added up, and whole weights that each process uses for its heads."""
+COLUMNS = "colwise"
+"""Divided outputs."""
+ROWS = "rowwise"
+"""Divided inputs, whose sums are added up."""
+SHARED = "replicated_with_grad_allreduce"
+"""Whole weights, which each process uses for its heads."""
 
 
 def tensor_plan(config: Any) -> dict[str, str] | None:
