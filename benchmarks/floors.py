@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 import tomllib
-import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,9 @@ from packaging.requirements import Requirement
 from rich.console import Console
 
 from antiphase.records import Record
+
+sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
+from full_run import outcomes
 
 CONSOLE = Console(highlight=False)
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,14 +77,7 @@ def tested(python: Path, scratch: Path) -> dict[str, Any]:
     command = [str(python), "-m", "pytest", "--quiet", "-m", "not slow", f"--junitxml={results}", *TESTS]
     extra = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, cwd=ROOT, env=os.environ | extra, check=False)  # noqa: TID251  # a child's environment
-    suite = ElementTree.parse(results).getroot()[0]  # written by the line above
-    cases = suite.findall("testcase")
-    failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
-    return {
-        "tests": int(suite.attrib["tests"]),
-        "skipped": int(suite.attrib["skipped"]),
-        "failed": [f"{case.attrib['classname']}::{case.attrib['name']}" for case in failed],
-    }
+    return outcomes(results)
 
 
 if __name__ == "__main__":

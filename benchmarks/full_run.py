@@ -84,11 +84,15 @@ def counted(name: str, words: list[str], extra: dict[str, str]) -> dict[str, Any
     with TemporaryDirectory() as folder:
         path = Path(folder) / "results.xml"
         step = run(name, [*PYTEST, *words, f"--junitxml={path}"], extra)
-        suite = ElementTree.parse(path).getroot()[0]  # written by the line above
+        return {**step, **outcomes(path)}
+
+
+def outcomes(path: Path) -> dict[str, Any]:
+    """The numbers of tests run and skipped, and the names of failures, from the XML file that pytest has written."""
+    suite = ElementTree.parse(path).getroot()[0]
     cases = suite.findall("testcase")
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     return {
-        **step,
         "tests": int(suite.attrib["tests"]),
         "skipped": int(suite.attrib["skipped"]),
         "failed": [f"{case.attrib['classname']}::{case.attrib['name']}" for case in failed],
