@@ -140,7 +140,8 @@ def test_the_entry_point_for_vllm_registers_the_models():
         "from importlib.metadata import EntryPoint\n"
         "assert 'antiphase' not in sys.modules\n"
         "EntryPoint(name='antiphase', value=sys.argv[1], group='vllm.general_plugins').load()()\n"
-        "config = transformers.AutoConfig.for_model('antiphase', vocab_size=11, hidden_size=16)\n"
+        "sizes = {'vocab_size': 11, 'hidden_size': 16, 'num_attention_heads': 4}\n"
+        "config = transformers.AutoConfig.for_model('antiphase', **sizes)\n"
         "names = [type(config).__name__, transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]\n"
         "print(json.dumps(names))"
     )
