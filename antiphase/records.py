@@ -6,6 +6,7 @@ are made from records only.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
@@ -156,6 +157,13 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
             temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what processes of this machine left behind that were killed while they wrote ``path``."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        if not is_writing(temporary):
+            temporary.unlink(missing_ok=True)
 
 
 def is_writing(temporary: Path) -> bool:

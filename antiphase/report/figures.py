@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from antiphase.errors import InputError
-from antiphase.records import Record, write_atomically
+from antiphase.records import Record, remove_leftovers, write_atomically
 from antiphase.report.plots import STYLE
 from antiphase.report.summary import presentation_of
 
@@ -41,5 +41,6 @@ def save_figures(record: Record, folder: Path) -> list[Path]:
     paths = []
     for name, figure in figures_of(record).items():
         paths.append(folder / f"{name}.png")
+        remove_leftovers(paths[-1])
         write_atomically(paths[-1], figure_bytes(figure, "png"))
     return paths

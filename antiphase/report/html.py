@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from matplotlib.figure import Figure
 
 from antiphase.errors import InputError
-from antiphase.records import Record, write_atomically
+from antiphase.records import Record, remove_leftovers, write_atomically
 from antiphase.report import figures, plots, tables
 from antiphase.report.presentation import words_for
 from antiphase.report.summary import main_tables, presentation_of
@@ -97,6 +97,7 @@ def write_page(text: str, output: Path) -> Path:
     """
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(output)
         write_atomically(output, text.encode("utf-8", errors="replace"))  # a token may be half a character
     except OSError as error:
         raise InputError(f"--output {output} cannot be written ({error.strerror}); choose another file") from None

@@ -67,7 +67,7 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
     if begins:
         _start(settings, tokenizer)
     config = model_config(settings, tokenizer)
-    _check_mesh(config, settings.training)
+    check_mesh(config, settings.training)
     if settings.training.trained != "all":
         with torch.device("meta"):
             check_trained(AutoModelForCausalLM.from_config(config), settings.training)
@@ -80,7 +80,7 @@ def check_settings(settings: RunSettings, tokenizer: PreTrainedTokenizerBase, *,
         raise InputError("training.tensorboard needs the extra: pip install 'antiphase[tensorboard]'")
 
 
-def _check_mesh(config: PreTrainedConfig, training: TrainingSettings) -> None:
+def check_mesh(config: PreTrainedConfig, training: TrainingSettings) -> None:
     """
     Raises:
         InputError: the mesh does not divide heads or channels, or the kind of attention cannot be divided.

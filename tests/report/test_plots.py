@@ -1,7 +1,10 @@
 """Figures draw the record's numbers: lines, bars and maps are read back from the axes."""
 
 import io
+import os
 import statistics
+import subprocess
+import sys
 import warnings
 
 import numpy
@@ -10,6 +13,7 @@ import pytest
 from antiphase.evaluations import retrieval_shown
 from antiphase.records import Record
 from antiphase.report import figures, plots
+from antiphase.report.html import write_page
 from antiphase.studies.compare import figures as trained
 from antiphase.studies.compare.shown import retrieval_of
 
@@ -175,3 +179,22 @@ def test_many_tasks_leave_room_for_their_lines():
         warnings.simplefilter("error")
         figure.savefig(io.BytesIO(), format="png")
     assert all(axes.get_position().width > 0.2 for axes in figure.axes)
+
+
+def test_what_killed_writers_leave_of_pages_and_figures_is_removed(comparison, tmp_path):
+    """They may lie in a folder of others, of which only the file's own leftovers are removed."""
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    figure = next(iter(figures.figures_of(comparison)))
+    writers = {
+        "page[1].html": lambda path: write_page("<p>", path),
+        f"{figure}.png": lambda path: figures.save_figures(comparison, path.parent),
+    }
+    for name, write in writers.items():
+        gone = tmp_path / f".{name}.{dead.pid}.tmp"
+        kept = [tmp_path / f".{name}.{os.getppid()}.tmp", tmp_path / f".other.html.{dead.pid}.tmp"]
+        for path in (gone, *kept):
+            path.touch()
+        write(tmp_path / name)
+        assert not gone.exists()
+        assert all(path.exists() for path in kept)

@@ -12,7 +12,7 @@ from antiphase.config import load_preset
 from antiphase.records import Record
 from antiphase.studies.estimate import EstimateSettings
 from antiphase.studies.estimate.formulas import Communication, communication, memory
-from antiphase.studies.estimate.measure import chosen_mesh, estimate, sizes_of, step_of
+from antiphase.studies.estimate.measure import chosen_mesh, estimate, estimated, part_of, sizes_of, step_of
 from support.counted_step import counted_step
 
 SIZE = """\
@@ -53,9 +53,9 @@ def test_memory_is_what_counted_tensors_take(size, changes):
     assert found.total == pytest.approx(counted["peak"], rel=0.1)
 
 
-def counted_in_two_processes(size, tmp_path, changes):
+def counted_in_processes(size, tmp_path, changes, count=2):
     script = Path(__file__).parents[1] / "support" / "counted_step.py"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
     done = subprocess.run(
         [*launcher, script, size, tmp_path / "counted.json", *changes], capture_output=True, text=True, check=False
     )
@@ -75,7 +75,7 @@ def counted_in_two_processes(size, tmp_path, changes):
 )
 def test_memory_and_communication_of_two_processes_that_share_sequences(size, tmp_path, changes):
     changes = [*changes, "training.mesh.context=2"]
-    counted = counted_in_two_processes(size, tmp_path, changes)
+    counted = counted_in_processes(size, tmp_path, changes)
     run = load_preset(str(size), changes).run
     sizes, step = sizes_of(run)[1], step_of(run, gpus=2, shard=1, context=2)
     assert communication(sizes, step).all_to_all == counted["all_to_all"]
@@ -83,9 +83,48 @@ def test_memory_and_communication_of_two_processes_that_share_sequences(size, tm
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *THREE,
+        ["model.attention_type=softmax", "model.num_key_value_heads=4", "model.num_attention_heads=8"],
+        ["model.attention_type=differential_v2"],
+        ["model.lambda_form=scalar", "model.head_norm=false"],
+        ["model.attention_type=softmax", "model.head_norm=true", "training.micro_batch_size=4"],
+        ["training.micro_batch_size=4", "training.gradient_checkpointing=true"],
+        ["training.precision=bfloat16"],
+    ],
+)
+def test_memory_and_communication_of_two_processes_that_divide_heads(size, tmp_path, changes):
+    changes = [*changes, "training.mesh.tensor=2"]
+    counted = counted_in_processes(size, tmp_path, changes)
+    run = load_preset(str(size), changes).run
+    sizes, step = part_of(run), step_of(run, gpus=2, shard=1)
+    assert communication(sizes, step) == Communication(0, 0, 0, 0, counted["all_reduce"])
+    found = memory(sizes, step)
+    assert found.weights + found.optimizer == pytest.approx(counted["at_rest"], rel=1e-3)
+    assert found.total == pytest.approx(counted["peak"], rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [THREE[0], THREE[2]])
+def test_memory_and_communication_of_four_processes_that_divide_heads_and_weights(size, tmp_path, changes):
+    changes = [*changes, "training.mesh.tensor=2", "training.mesh.shard=2"]
+    counted = counted_in_processes(size, tmp_path, changes, count=4)
+    run = load_preset(str(size), changes).run
+    sizes, step = part_of(run), step_of(run, gpus=4, shard=2)
+    assert communication(sizes, step) == Communication(
+        counted["all_gather"], counted["reduce_scatter"], 0, 0, counted["all_reduce"]
+    )
+    found = memory(sizes, step)
+    assert found.weights + found.optimizer == pytest.approx(counted["at_rest"], rel=1e-3)
+    assert found.total == pytest.approx(counted["peak"], rel=0.1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [*THREE, ["training.micro_batch_size=2"]])
 def test_memory_and_communication_of_two_processes_that_share_a_model(size, tmp_path, changes):
-    counted = counted_in_two_processes(size, tmp_path, changes)
+    counted = counted_in_processes(size, tmp_path, changes)
     run = load_preset(str(size), changes).run
     sizes, step = sizes_of(run)[1], step_of(run, gpus=2, shard=2)
     assert communication(sizes, step) == Communication(counted["all_gather"], counted["reduce_scatter"], 0, 0)
@@ -124,13 +163,29 @@ def test_sequences_are_shared_where_nothing_else_fits(size):
     assert why.startswith("a batch has fewer sequences than GPUs; ")
 
 
+def test_heads_are_divided_as_asked_for(size):
+    run = load_preset(str(size), ["model.num_attention_heads=8", "training.mesh.tensor=4"]).run
+    _, row = estimated(replace(load_preset(str(size)), run=run), EstimateSettings(gpus=8, gpus_per_node=4))
+    assert (row.replicate, row.shard, row.context, row.tensor) == (2, 1, 1, 4)
+    assert row.why.startswith("heads divided over 4 GPUs as asked for, it fits")
+    _, whole = estimated(load_preset(str(size), ["model.num_attention_heads=8"]), EstimateSettings(gpus=1))
+    assert row.parameters == whole.parameters
+    assert row.weights < whole.weights
+    assert row.all_reduce == 4 * part_of(run).parameters
+    assert row.sums > 0 == whole.sums
+
+
 def test_a_fleet_that_is_too_small_or_too_large_is_refused(refused):
     refused("--gpus 1 are too small a fleet: shared over 1, a step takes .* GB", "estimate --preset paper --gpus 1")
     refused("--gpus 1024: a batch has only 64 sequences", "estimate --preset gpu --gpus 1024")
     refused("--gpus 12 is no whole number of nodes of 8", "estimate --gpus 12")
     refused("--gpu h1000: unknown; did you mean 'h100'", "estimate --gpu h1000")
     refused("--peak-share must be above 0", "estimate --peak-share 0")
-    refused("training.mesh.tensor: what divided heads take", "estimate --set training.mesh.tensor=2")
+    refused("training.mesh.tensor=3 does not divide model.interm", "estimate --set training.mesh.tensor=3")
+    refused(
+        "training.mesh.tensor=2 does not divide the 1 GPUs", "estimate --gpus-per-node 1 --set training.mesh.tensor=2"
+    )
+    refused("training.mesh.tensor=2 does not divide the 1 GPUs", "estimate --gpus 1 --set training.mesh.tensor=2")
     refused("recurrent network", "estimate --preset half-hour --set model.kind=lstm")
 
 

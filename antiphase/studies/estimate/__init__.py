@@ -100,6 +100,8 @@ class EstimatedRun:
     """GPUs that share a copy."""
     context: int = 1
     """GPUs that share each sequence."""
+    tensor: int = 1
+    """GPUs that divide the heads."""
     why: str
     sequences: int
     """Of a forward pass of one GPU."""
@@ -116,9 +118,11 @@ class EstimatedRun:
     moment: str
     """When that is; see ``formulas.memory``."""
     all_gather: int
-    """Bytes that a GPU receives in a step; ``reduce_scatter`` and ``all_reduce``: bytes that it adds up."""
+    """Bytes that a GPU receives in a step; ``reduce_scatter``, ``all_reduce`` and ``sums``: bytes that it adds up."""
     reduce_scatter: int
     all_reduce: int
+    sums: int = 0
+    """Of the halves of blocks, whose terms GPUs that divide the heads compute."""
     all_to_all: int = 0
     """Bytes that GPUs which share a sequence exchange."""
     tokens_a_second: float

@@ -4,7 +4,7 @@ Nothing here is fitted: each function counts the tensors that ``training/loop.py
 count. Legend: B sequences in a forward pass of one GPU, N tokens in a sequence, T = B N, h hidden size, W = width of
 all query maps, K = width of all key maps, f width of the MLP, L blocks, V vocabulary, P parameters, S GPUs that share
 one copy (``shard``), e bytes of an activation (4, or 2 in bf16). If C GPUs share each sequence (``context``), T is what
-one of them has, B N / C.
+one of them has, B N / C. If GPUs divide the heads (``tensor``), W, K, f and P are what one of them has.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ class Step:
     """Whether blocks keep only their input and are computed again."""
     context: int = 1
     """C: GPUs that share each sequence."""
+    tensor: int = 1
+    """GPUs that divide the heads and have the same tokens."""
 
     @property
     def tokens(self) -> int:
@@ -215,7 +217,9 @@ def memory(sizes: Sizes, step: Step) -> Memory:
     * ``last block``: all activations, those within the last block's backward pass, the head's gradient;
     * ``gathering``, if sharded: after the second block of the model, beside its own gathered weights and the buffer
       for the first block's are its whole gradient, the buffer in which that is sent, and that of the block before;
-    * ``first block``: its activations alone, and all gradients but most of its own;
+    * ``first block``: its activations alone, and all gradients but most of its own; if GPUs divide heads and nothing
+      else, ``fully_shard`` copies its whole gradient into a buffer and that into another, beside the buffer of the
+      block before;
     * ``embedding``: all gradients. Tied embeddings have two more for a moment: that of the head and that of the table
       become their sum. The gradient of the blocks' input is there before and after it is multiplied.
     """
@@ -237,12 +241,15 @@ def memory(sizes: Sizes, step: Step) -> Memory:
         Memory(state, max(earlier, state - first_own + down), 2 * state, block, 0, copies, "first block"),
         Memory(state, state + twice, 2 * state, 2 * residual, 0, copies, "embedding"),
     ]
+    below = residual + (residual if step.is_checkpointed else kept_by_block(sizes, step))
+    if step.shard == 1 and step.tensor > 1:
+        gradients = max(earlier, state - first_own) + 3 * first_own
+        found.append(Memory(state, gradients, 2 * state, below, 0, copies, "first block"))
     if step.shard > 1 and sizes.layers > 1:
         whole = sum(step.shard * shape.divided(step.shard) for shape in sizes.block)
         outside = FULL * sum(shape.size for shape in sizes.outside)
         above = first_own * (sizes.layers - 2)
         gradients = max(earlier, above) + outside + (step.width + 2 * FULL) * whole
-        below = residual + (residual if step.is_checkpointed else kept_by_block(sizes, step))
         found.append(Memory(state, gradients, 2 * state, below, 0, copies + step.width * whole, "gathering"))
     return max(found, key=lambda one: one.total)
 
@@ -271,6 +278,8 @@ class Communication:
     reduce_scatter: int
     all_reduce: int
     all_to_all: int
+    sums: int = 0
+    """Of the terms of the halves of blocks, if GPUs divide the heads."""
 
 
 def communication(sizes: Sizes, step: Step) -> Communication:
@@ -283,10 +292,15 @@ def communication(sizes: Sizes, step: Step) -> Communication:
 
     GPUs that share sequences exchange queries, keys and values (W + 2 K), V2's λ (fp32) and the heads' outputs in each
     block and pass, and the gradients of all these; checkpoints repeat the former.
+
+    GPUs that divide the heads add up the outputs of both halves of each block (h, as the last product gives them), and
+    the gradients of their inputs (h, fp32); checkpoints repeat the first half's. Gradients of V1's λ vectors and of the
+    head norm, which each GPU has whole, are sums too.
     """
-    exchanged = step.passes * sizes.layers * _exchanged(sizes.config, step)
+    passes = step.passes * sizes.layers
+    exchanged, sums = passes * _exchanged(sizes.config, step), passes * _summed(sizes.config, step)
     if step.shard == 1:
-        return Communication(0, 0, FULL * sizes.parameters if step.copies > 1 else 0, exchanged)
+        return Communication(0, 0, FULL * sizes.parameters if step.copies > 1 else 0, exchanged, sums)
     outside, *blocks = (sum(step.shard * shape.divided(step.shard) for shape in unit) for unit in sizes.units())
     held = sizes.held(step.shard)
     return Communication(
@@ -294,6 +308,7 @@ def communication(sizes: Sizes, step: Step) -> Communication:
         reduce_scatter=step.passes * FULL * (outside + sum(blocks)),
         all_reduce=FULL * held if step.copies > 1 else 0,
         all_to_all=exchanged,
+        sums=sums,
     )
 
 
@@ -305,3 +320,14 @@ def _exchanged(config: AntiphaseConfig, step: Step) -> int:
     if config.attention_type == "differential_v2":
         each += config.num_attention_heads // 2 * FULL
     return step.tokens * each * (3 if step.is_checkpointed else 2)
+
+
+def _summed(config: AntiphaseConfig, step: Step) -> int:
+    """Bytes that GPUs which divide the heads add up for a block in a pass."""
+    if step.tensor == 1:
+        return 0
+    outputs = (3 if step.is_checkpointed else 2) * step.width
+    shared = (2 if config.attention_type == "differential" else 1) * config.head_dim if has_head_norm(config) else 0
+    if config.attention_type == "differential":
+        shared += {"exponential": 4 * config.head_dim, "scalar": 1}.get(config.lambda_form or "exponential", 0)
+    return step.tokens * config.hidden_size * (outputs + 2 * FULL) + FULL * shared

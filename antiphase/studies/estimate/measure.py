@@ -19,7 +19,7 @@ from antiphase.records import Record, finite
 from antiphase.studies.estimate import GIGA, GPUS, EstimatedRun, Estimates, EstimateSettings
 from antiphase.studies.estimate.formulas import Memory, Shape, Sizes, Step, communication, memory
 from antiphase.studies.estimate.operations import forward_flops
-from antiphase.training.run_model import sized_config, why_undivided
+from antiphase.training.run_model import check_mesh, sized_config, why_undivided
 
 SECONDS_A_DAY = 86_400
 
@@ -62,10 +62,24 @@ def estimated(preset: Preset, fleet: EstimateSettings) -> list[EstimatedRun]:
 
 
 def sizes_of(run: RunSettings) -> tuple[AntiphaseForCausalLM, Sizes]:
-    """The model of a run on the meta device, which needs no memory, and its sizes."""
+    """The model of a run on the meta device, which needs no memory, and the sizes of what a copy has."""
     config = sized_config(run, vocab_size=run.data.vocabulary_size)
     if not isinstance(config, AntiphaseConfig):
         raise InputError(f"model.kind {run.model.kind}: the cost of a recurrent network is not counted; remove it")
+    return _sized(config)
+
+
+def part_of(run: RunSettings) -> Sizes:
+    """What one of the GPUs has that divide the heads (``training.mesh.tensor``): a model of so many heads fewer."""
+    config, count = sizes_of(run)[1].config, run.training.mesh.tensor
+    assert config.num_key_value_heads  # the configuration has filled it in
+    config.num_attention_heads //= count
+    config.num_key_value_heads //= count
+    config.intermediate_size //= count
+    return _sized(config)[1]
+
+
+def _sized(config: AntiphaseConfig) -> tuple[AntiphaseForCausalLM, Sizes]:
     with torch.device("meta"):
         model = AntiphaseForCausalLM(config)
     inside = {id(parameter) for parameter in model.model.layers.parameters()}
@@ -77,26 +91,28 @@ def sizes_of(run: RunSettings) -> tuple[AntiphaseForCausalLM, Sizes]:
 
 def step_of(run: RunSettings, *, gpus: int, shard: int, context: int = 1) -> Step:
     """How a run's step is made on each of several GPUs."""
-    training = run.training
-    own = training.batch_size // (gpus // context)
+    training, tensor = run.training, run.training.mesh.tensor
+    own = training.batch_size // (gpus // (context * tensor))
     sequences = min(training.micro_batch_size or own, own)
     return Step(
         sequences=sequences, length=run.data.sequence_length, passes=-(-own // sequences), shard=shard,
-        replicas=gpus // (shard * context), context=context, is_half=training.precision != "float32",
-        is_checkpointed=training.gradient_checkpointing,
+        replicas=gpus // (shard * context * tensor), context=context, tensor=tensor,
+        is_half=training.precision != "float32", is_checkpointed=training.gradient_checkpointing,
     )  # fmt: skip
 
 
 def chosen_mesh(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> tuple[Step, Memory, str]:
     """The division that fits with the fewest GPUs to a sequence and to a copy, because less is sent the fewer, and why.
 
-    A copy is divided over some GPUs of a node, over a node, or over some nodes; a sequence over GPUs of a node.
+    A copy is divided over some GPUs of a node, over a node, or over some nodes; a sequence over GPUs of a node. Heads
+    are divided only if the run asks for it.
+
+    Args:
+        sizes: of what one GPU has if the run divides heads, else of the model.
 
     Raises:
         InputError: it fits on no division, or there are more GPUs than sequences in a batch.
     """
-    if run.training.mesh.tensor > 1:
-        raise InputError("training.mesh.tensor: what divided heads take is not counted yet; remove it")
     contexts = _contexts(sizes, run, fleet)
     if not contexts:
         raise InputError(
@@ -106,7 +122,7 @@ def chosen_mesh(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> tupl
     node = fleet.gpus_per_node
     tried: list[tuple[str, int]] = []
     for context in contexts:
-        lines = fleet.gpus // context
+        lines = fleet.gpus // (context * run.training.mesh.tensor)
         shards = [one for one in range(1, lines + 1) if lines % one == 0 and (node % one == 0 or one % node == 0)]
         for shard in dict.fromkeys([*shards, lines]):
             step = step_of(run, gpus=fleet.gpus, shard=shard, context=context)
@@ -129,12 +145,12 @@ def chosen_mesh(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> tupl
 
 def _contexts(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> list[int]:
     """Numbers of GPUs that can share a sequence and leave each group of them one: the run's own, or any in a node."""
-    given = run.training.mesh.context
-    numbers = [given] if given > 1 else range(1, fleet.gpus_per_node + 1)
+    given, gpus = run.training.mesh.context, fleet.gpus // run.training.mesh.tensor
+    numbers = [given] if given > 1 else range(1, fleet.gpus_per_node // run.training.mesh.tensor + 1)
     return [
         one for one in numbers
-        if fleet.gpus % one == 0 and run.data.sequence_length % one == 0
-        and fleet.gpus // one <= run.training.batch_size and why_undivided(sizes.config, one) is None
+        if gpus % one == 0 and run.data.sequence_length % one == 0
+        and gpus // one <= run.training.batch_size and why_undivided(sizes.config, one) is None
     ]  # fmt: skip
 
 
@@ -142,6 +158,8 @@ def _why(tried: list[tuple[str, int]], step: Step, fleet: EstimateSettings) -> s
     room, (shared, total) = f"{fleet.bytes_each / GIGA:.1f} GB", tried[-1]
     fits = f"{total / GIGA:.1f} GB of {room}"
     if step.shard == step.context == 1:
+        if step.tensor > 1:
+            return f"heads divided over {step.tensor} GPUs as asked for, it fits ({fits})"
         return f"a whole copy fits on each GPU ({fits}), and only gradients are sent"
     if len(tried) == 1:
         return f"shared over {shared} GPUs it fits ({fits})"
@@ -150,7 +168,17 @@ def _why(tried: list[tuple[str, int]], step: Step, fleet: EstimateSettings) -> s
 
 
 def _estimated(arm: str, run: RunSettings, fleet: EstimateSettings) -> EstimatedRun:
-    model, sizes = sizes_of(run)
+    model, whole = sizes_of(run)
+    sizes = whole
+    if run.training.mesh.tensor > 1:
+        check_mesh(whole.config, run.training)
+        node = min(fleet.gpus, fleet.gpus_per_node)
+        if node % run.training.mesh.tensor:
+            raise InputError(
+                f"training.mesh.tensor={run.training.mesh.tensor} does not divide the {node} GPUs of a node (--gpus, "
+                "--gpus-per-node); change one of them"
+            )
+        sizes = part_of(run)
     step, found, why = chosen_mesh(sizes, run, fleet)
     forward = forward_flops(model, step.length)
     passes = 4 if step.is_checkpointed else 3  # a backward pass is two forward passes; checkpoints repeat one
@@ -158,10 +186,10 @@ def _estimated(arm: str, run: RunSettings, fleet: EstimateSettings) -> Estimated
     speed = fleet.flops / (passes * forward)
     sent = communication(sizes, step)
     return EstimatedRun(
-        arm=arm, parameters=sizes.parameters, tokens=tokens, flops_a_token=3 * forward, flops=3 * forward * tokens,
-        replicate=step.replicas, shard=step.shard, context=step.context, why=why, sequences=step.sequences,
-        passes=step.passes, total=found.total, tokens_a_second=speed, days=tokens / speed / SECONDS_A_DAY,
-        **asdict(found), **asdict(sent),
+        arm=arm, parameters=whole.parameters, tokens=tokens, flops_a_token=3 * forward, flops=3 * forward * tokens,
+        replicate=step.replicas, shard=step.shard, context=step.context, tensor=step.tensor, why=why,
+        sequences=step.sequences, passes=step.passes, total=found.total, tokens_a_second=speed,
+        days=tokens / speed / SECONDS_A_DAY, **asdict(found), **asdict(sent),
     )  # fmt: skip
 
 

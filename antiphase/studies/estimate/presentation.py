@@ -9,6 +9,8 @@ from antiphase.studies.estimate import EstimatedRun, Estimates
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "gathered", "total")
 
+SENT = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "sums")
+
 
 @Estimates.from_record
 def training(found: Estimates) -> Table:
@@ -25,7 +27,9 @@ def training(found: Estimates) -> Table:
 
 
 def _mesh(row: EstimatedRun) -> str:
-    shared = f", context {row.context}" if row.context > 1 else ""
+    shared = "".join(
+        f", {name} {size}" for name, size in (("context", row.context), ("tensor", row.tensor)) if size > 1
+    )
     return f"replicate {row.replicate}, shard {row.shard}{shared}"
 
 
@@ -47,12 +51,12 @@ def sent(found: Estimates) -> Table:
     rows = [
         [
             row.arm,
-            *(f"{size / 1e9:.2f} GB" for size in (row.all_gather, row.reduce_scatter, row.all_reduce, row.all_to_all)),
+            *(f"{getattr(row, name) / 1e9:.2f} GB" for name in SENT),
         ]
         for row in found.rows
     ]
     columns = [Column("Arm"), Column("Gathered"), Column("Scattered as sums"), Column("Summed over copies"),
-               Column("Exchanged")]  # fmt: skip
+               Column("Exchanged"), Column("Summed over heads")]  # fmt: skip
     return Table(title="Communication of each GPU in a step", columns=columns, rows=rows)
 
 
