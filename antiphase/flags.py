@@ -40,6 +40,8 @@ class Flag:
     """Whether such a list may contain duplicates."""
     alias: str | None = None
     """Another spelling of the flag."""
+    places: bool = False
+    """Whether it only says where the work is done, which neither its request nor its record keeps."""
 
     def check(self, value: Any) -> None:
         """
@@ -89,6 +91,31 @@ def flags_of(kind: Any) -> dict[str, Flag]:
         own: Flag = one.metadata["flag"]
         found[one.name] = own if own.name else replace(own, name=f"--{one.name.replace('_', '-')}")
     return found
+
+
+def kept_settings(settings: Any) -> dict[str, Any]:
+    """Values by field, without those of flags that only say where the work is done."""
+    return {name: getattr(settings, name) for name, own in flags_of(settings).items() if not own.places}
+
+
+def words_of(settings: Any) -> list[str]:
+    """The command line that gives ``kept_settings``, without the command's name and ``--output``."""
+    own = {one.name: one for one in fields(settings)}
+    arguments, options = [], []
+    for name, found in flags_of(settings).items():
+        value = getattr(settings, name)
+        if value is None or value == own[name].default or found.places:
+            continue
+        if not found.name.startswith("--"):
+            arguments += list(value) if isinstance(value, (list, tuple)) else [value]
+        elif isinstance(value, bool):
+            options.append(found.name if value else found.name.replace("--", "--no-", 1))
+        elif isinstance(value, (list, tuple)):
+            listed = [",".join(map(str, value))] if found.separated else value
+            options += [f"{found.name}={one}" for one in listed]
+        else:
+            options.append(f"{found.name}={value}")
+    return [*options, *(["--", *map(str, arguments)] if arguments else [])]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,10 @@
-"""Executes the runs of a study one after the other; each has a folder that is created when it is finished."""
+"""The runs of a study, one after the other or elsewhere; each has a folder that is created when it is finished."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -10,11 +12,106 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.baselines.data.text_batches import EncodedTexts
 from antiphase.errors import InputError, Interrupted
+from antiphase.execution.choice import executor_of
+from antiphase.execution.executor import Command
+from antiphase.execution.queue import run_tasks
+from antiphase.execution.settings import ExecutorSettings
+from antiphase.flags import words_of
 from antiphase.folders.contents import check_model, keep_model
 from antiphase.folders.ownership import written_beside
 from antiphase.records import Record
 
 Run = TypeVar("Run")
+JOBS = "jobs"
+"""Folder of the commands that have not finished elsewhere."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Runs of a study that another process can make by the same command."""
+
+    name: str
+    request: ExecutorSettings
+    """What that process is asked for."""
+    runs: Sequence[str]
+    """Names of its folders, which are those that the study would make."""
+
+
+def make_elsewhere(
+    command: str,
+    parts: Sequence[Part],
+    output: Path,
+    request: ExecutorSettings,
+    paths: Sequence[str],
+    *,
+    say: Callable[[str], None],
+    report: Callable[[float, int], None],
+) -> None:
+    """Make the folders of missing runs by processes of a cluster, if the request asks for one.
+
+    Args:
+        command: the words of the command that makes a part.
+        paths: what the parts read; files and folders of this machine must be seen by every node.
+
+    Raises:
+        InputError, Interrupted, RuntimeError: as for ``run_tasks``, or the cluster cannot be used.
+    """
+    if request.executor == "local":
+        return
+    tasks = [_Elsewhere(command, part, output, report, sum(len(one.runs) for one in parts)) for part in parts]
+    missing = [task for task in tasks if not task.is_done()]
+    if not missing:
+        return
+    executor = executor_of(request)
+    try:
+        executor.check(output, [path for path in paths if Path(path).exists()], say)
+        run_tasks(missing, executor.pool([""] * len(missing), None, say))
+    finally:
+        executor.close()
+    shutil.rmtree(output / JOBS, ignore_errors=True)
+
+
+@dataclass(frozen=True, eq=False)
+class _Elsewhere:
+    """A part as a task, whose runs are moved here when all of them are finished."""
+
+    words: str
+    part: Part
+    output: Path
+    reported: Callable[[float, int], None]
+    count: int
+    accepted = (0,)
+
+    @property
+    def name(self) -> str:
+        return self.part.name
+
+    @property
+    def folder(self) -> Path:
+        return self.output / JOBS / self.name
+
+    def command(self, threads: int) -> Command:
+        """The study's own command, for this part alone."""
+        logs = self.output / "logs"
+        for folder in (logs, self.output / JOBS):
+            folder.mkdir(exist_ok=True)
+        words = [self.words, *words_of(self.part.request), f"--output={self.folder}", "--resume"]
+        return Command(self.name, words, self.folder, logs / f"{self.name}.log")
+
+    def is_done(self) -> bool:
+        return all((self.output / run / "record.json").is_file() for run in self.part.runs)
+
+    def check(self) -> None:
+        """Move the finished runs; a moved folder is whole, so this may be cut off and repeated."""
+        for run in self.part.runs:
+            if not (self.output / run).exists():
+                (self.folder / run).replace(self.output / run)
+
+    def report(self, *, done: bool) -> None:
+        """Pass on how many runs of the study are finished."""
+        found = {path.parent.name for path in self.output.glob("*/record.json")}
+        found |= {path.parent.name for path in self.output.glob(f"{JOBS}/*/*/record.json")}
+        self.reported(len(found), self.count)
 
 
 def load_or_run_each(

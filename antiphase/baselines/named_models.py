@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 from antiphase.baselines.models.configs import ClassicConfig
 from antiphase.baselines.training.epochs import EpochTraining
 from antiphase.errors import InputError, naming, nearest
+from antiphase.execution.settings import ExecutorSettings
 from antiphase.reading.files import parse_yaml
 from antiphase.typed import build
 
@@ -31,6 +32,7 @@ class NamedModel:
 
 
 M = TypeVar("M", bound=NamedModel)
+R = TypeVar("R", bound=ExecutorSettings)
 
 
 def chosen_models(
@@ -60,6 +62,13 @@ def chosen_models(
         for name in [model] if dot else names:
             changes[name][setting] = _value(one, text)
     return {name: _changed(known[name], changes[name]) for name in names}
+
+
+def alone(request: R, name: str, seed: int) -> R:
+    """The request of ``classify`` or ``translate`` for one of its models with one of its seeds."""
+    given: Sequence[str] = vars(request)["settings"]
+    own = [one for one in given if one.partition("=")[0].strip().rpartition(".")[0] in ("", name)]
+    return type(request)(**{**vars(request), "models": (name,), "seeds": (seed,), "settings": tuple(own)})
 
 
 def _value(override: str, text: str) -> Any:

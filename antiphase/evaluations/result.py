@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from antiphase.errors import InputError
-from antiphase.flags import Settings
+from antiphase.flags import Settings, kept_settings
 from antiphase.records import Record, finite
 from antiphase.registry import Measurement, every
 from antiphase.typed import build
@@ -82,7 +82,7 @@ class Result:
         Raises:
             InputError: the result could not be read back with its own type.
         """
-        given, found = vars(settings), finite(self)
+        given, found = kept_settings(settings), finite(self)
         model = {"model": given["name"]} if "name" in given else {}
         assert found.get("model", given.get("name")) == given.get("name"), "a record's model is the one of its settings"
         seeds = [given["seed"]] if "seed" in given else list(given.get("seeds", []))

@@ -15,14 +15,23 @@ class ExecutorSettings(Settings):
     """Settings of a command that runs several jobs."""
 
     executor: str = flag(
-        "Where the runs are made: local, or ray, a Ray cluster (extra cluster).", default="local", choices=EXECUTORS
+        "Where the runs are made: local, or ray, a Ray cluster (extra cluster).",
+        default="local",
+        choices=EXECUTORS,
+        places=True,
     )
     ray_address: str | None = flag(
-        "HOST:PORT of the cluster's head; default: the cluster that this machine belongs to.", default=None
+        "HOST:PORT of the cluster's head; default: the cluster that this machine belongs to.", default=None, places=True
     )
-    job_cpus: int | None = flag("CPUs of each run, with --executor ray; default: 1.", default=None, least=1)
+    job_cpus: int | None = flag(
+        "CPUs of each run, with --executor ray; default: 1.", default=None, least=1, places=True
+    )
     job_gpus: float | None = flag(
-        "GPUs of each run, with --executor ray: 0, 1 or a share of one; default: 0.", default=None, least=0, most=1
+        "GPUs of each run, with --executor ray: 0, 1 or a share of one; default: 0.",
+        default=None,
+        least=0,
+        most=1,
+        places=True,
     )
 
     def check(self) -> None:

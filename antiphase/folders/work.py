@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from antiphase.errors import InputError
+from antiphase.flags import kept_settings
 from antiphase.folders.ownership import is_free, only_one
 from antiphase.reading.files import read_json
 from antiphase.records import finite, write_atomically
@@ -96,7 +97,7 @@ class Work:
     """Settings that may change: results do not depend on devices or the number of parts."""
 
     def __init__(self, output: Path, request: Any) -> None:
-        self.output, self.path, self.request = output, output / self.KIND.file, finite(asdict(request))
+        self.output, self.path, self.request = output, output / self.KIND.file, finite(kept_settings(request))
 
     def check(self, *, resume: bool) -> None:
         """

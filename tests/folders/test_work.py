@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from antiphase.errors import InputError
+from antiphase.flags import flag
 from antiphase.folders.contents import check_content, check_start, check_text, is_same_content
 from antiphase.folders.ownership import new_folder, only_one, unfinished, written_beside
 from antiphase.folders.work import Resumable, work_in
@@ -22,9 +23,10 @@ KIND = Resumable.named("study", "compare.yaml")
 class Request:
     """As a command has it."""
 
-    sizes: tuple[int, ...] = (1, 2)
-    seed: int = 0
-    device: str = "auto"
+    sizes: tuple[int, ...] = flag("Sizes.", default=(1, 2))
+    seed: int = flag("Seed.", default=0)
+    device: str = flag("Device.", default="auto")
+    executor: str = flag("Where.", default="local", places=True)
 
 
 def refused(message):
@@ -94,7 +96,7 @@ def test_work_goes_on_as_the_very_same(output):
     assert json.loads(before) == kept
     with pytest.raises(InputError, match="already contains this work; add --resume"):
         begin(output, Request(), resume=False)
-    begin(output, Request(device="cpu"), resume=True)
+    begin(output, Request(device="cpu", executor="ray"), resume=True)
     with refused(f"--output {output} holds work with other settings (sizes, seed); choose another"):
         begin(output, Request(sizes=(1,), seed=1), resume=True)
     with refused(f"--output {output}: the texts have changed since this work began; choose another folder"):

@@ -14,11 +14,10 @@ import yaml
 
 from antiphase.config import load_preset
 from antiphase.errors import DIVERGED, InputError, Interrupted
-from antiphase.execution import local
+from antiphase.execution import local, queue
 from antiphase.execution.executor import Command
 from antiphase.execution.local import LocalPool, LocalProcess, gpus_for, parallel_jobs
 from antiphase.folders.ownership import is_in_use
-from antiphase.studies import jobs
 from antiphase.studies.jobs import Job, run_jobs
 
 RECORD = "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); (folder / 'record.json').write_text('{}')"
@@ -55,7 +54,7 @@ def scripts(monkeypatch, tmp_path):
             return LocalProcess([sys.executable, "-c", code, command.folder], stdout=log, stderr=log)
 
     monkeypatch.setattr(local, "start_process", start)
-    monkeypatch.setattr(jobs, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(queue, "POLL_SECONDS", 0.01)
     chosen["started"] = started
     return chosen
 

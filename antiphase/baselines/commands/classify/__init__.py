@@ -9,7 +9,8 @@ from antiphase.baselines.names import device_flag, seeds_flag, settings_flag
 from antiphase.baselines.results import ClassificationScore, Duplicates, Epoch
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
-from antiphase.flags import Settings, flag
+from antiphase.execution.settings import ExecutorSettings
+from antiphase.flags import flag
 from antiphase.outcomes import Basis
 from antiphase.typed import OPTIONAL
 
@@ -17,7 +18,7 @@ KINDS_OF_LABELS = ("coarse", "fine")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifySettings(Settings):
+class ClassifySettings(ExecutorSettings):
     """Train and test text classifiers side by side, from recurrent networks to differential attention.
 
     Example: [bold]antiphase classify --model cnn,bilstm --train train.txt --test test.txt --output runs/trec[/]

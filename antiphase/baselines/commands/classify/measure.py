@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,8 +35,9 @@ from antiphase.baselines.data.labelled_texts import (
 )
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
 from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
-from antiphase.baselines.finished_runs import check_lengths, load_or_run_each, save_run
+from antiphase.baselines.finished_runs import Part, check_lengths, load_or_run_each, make_elsewhere, save_run
 from antiphase.baselines.models.word_vectors import set_word_vectors
+from antiphase.baselines.named_models import alone
 from antiphase.baselines.results import ClassificationScore
 from antiphase.baselines.scoring.classification import (
     class_probabilities,
@@ -46,6 +47,7 @@ from antiphase.baselines.scoring.classification import (
 )
 from antiphase.baselines.training.classifier import train_classifier
 from antiphase.errors import InputError, naming
+from antiphase.flags import kept_settings
 from antiphase.folders.contents import hash_of
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
@@ -181,16 +183,29 @@ class Study:
     ) -> list[ClassifierRun]:
         """The result of each run; finished runs are read from their folders."""
         runs = {
-            f"{name}-seed{parts.seed}" + ("" if parts.fold is None else f"-fold{parts.fold}"): partial(
-                self._run, name, classifier, parts
-            )
+            _folder(name, parts): partial(self._run, name, classifier, parts)
             for parts in splits
             for name, classifier in classifiers.items()
         }
+        read = [*self.request.train, *self.request.test, self.request.tokenizer]
+        read += filter(None, [self.request.word_vectors])
+        parts = self._parts(classifiers, splits)
+        make_elsewhere("classify", parts, self.output, self.request, read, say=say, report=report)
         return load_or_run_each(
             runs, self.output, read=lambda record: Classify.of(record).runs[0], say=say, sentence=_sentence,
             report=report,
         )  # fmt: skip
+
+    def _parts(self, names: Iterable[str], splits: Sequence[Parts]) -> list[Part]:
+        """A part for each model and seed, with all folds."""
+        return [
+            Part(
+                f"{name}-seed{seed}", alone(self.request, name, seed),
+                [_folder(name, parts) for parts in splits if parts.seed == seed],
+            )
+            for seed in self.request.seeds
+            for name in names
+        ]  # fmt: skip
 
     def _run(
         self, name: str, classifier: Classifier, parts: Parts, folder: str, report: Callable[[int, int], None]
@@ -284,9 +299,15 @@ class Study:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, classifier: Classifier, run: ClassifierRun
     ) -> None:
         found = Classify(labels=self.labels, models=summaries([run], one_test_part=True), runs=[run])
-        config = finite({**vars(self.request), "classifier": classifier.settings()})
+        own = kept_settings(alone(self.request, run.model, run.seed))
+        config = finite({**own, "classifier": classifier.settings()})
         record = replace(found.record(), config=config, seeds=[run.seed], seconds=run.seconds)
         save_run(model, tokenizer, record, self.output / run.folder)
+
+
+def _folder(name: str, parts: Parts) -> str:
+    """The name of a run's folder."""
+    return f"{name}-seed{parts.seed}" + ("" if parts.fold is None else f"-fold{parts.fold}")
 
 
 def _sentence(run: ClassifierRun) -> str:

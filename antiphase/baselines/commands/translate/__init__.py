@@ -9,14 +9,15 @@ from antiphase.baselines.names import TRANSLATORS, check_seeds, device_flag, see
 from antiphase.baselines.results import AlignmentAccuracy, Epoch, SentenceScore
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
-from antiphase.flags import Settings, flag
+from antiphase.execution.settings import ExecutorSettings
+from antiphase.flags import flag
 from antiphase.typed import OPTIONAL
 
 SAMPLES, TEST_SAMPLES, MOST_SAMPLES = 8000, 400, 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslateSettings(Settings):
+class TranslateSettings(ExecutorSettings):
     """Train and test encoder–decoders on parallel text, softmax and differential side by side.
 
     Example: [bold]antiphase translate --output runs/translate[/]

@@ -30,9 +30,9 @@ from antiphase.baselines.data.labelled_texts import normal_form
 from antiphase.baselines.data.parallel import Pair, held_out_pairs, read_pairs
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
 from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
-from antiphase.baselines.finished_runs import check_lengths, load_or_run_each, save_run
+from antiphase.baselines.finished_runs import Part, check_lengths, load_or_run_each, make_elsewhere, save_run
 from antiphase.baselines.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
-from antiphase.baselines.named_models import chosen_models
+from antiphase.baselines.named_models import alone, chosen_models
 from antiphase.baselines.results import AlignmentAccuracy
 from antiphase.baselines.scoring.translation import (
     alignment_accuracy,
@@ -44,6 +44,7 @@ from antiphase.baselines.scoring.translation import (
 from antiphase.baselines.training.translator import train_translator
 from antiphase.baselines.translators import TRANSLATORS, Translator
 from antiphase.errors import InputError, naming
+from antiphase.flags import kept_settings
 from antiphase.folders.contents import hash_of
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
@@ -165,6 +166,13 @@ class Study:
             for parts in splits
             for name, translator in translators.items()
         }
+        parts = [
+            Part(f"{name}-seed{seed}", alone(self.request, name, seed), [f"{name}-seed{seed}"])
+            for seed in self.request.seeds
+            for name in translators
+        ]
+        read = [*self.request.train, *self.request.test, *filter(None, [self.request.tokenizer])]
+        make_elsewhere("translate", parts, self.output, self.request, read, say=say, report=report)
         return load_or_run_each(
             runs, self.output, read=lambda record: Translate.of(record).runs[0], say=say, sentence=_sentence,
             report=report,
@@ -195,9 +203,10 @@ class Study:
             seconds=time.perf_counter() - started,
             folder=folder,
         )
+        own = kept_settings(alone(self.request, name, parts.seed))
         record = replace(
             Translate(models=summaries([run], one_test_part=True), runs=[run]).record(),
-            config=finite({**vars(self.request), "translator": translator.settings()}),
+            config=finite({**own, "translator": translator.settings()}),
             seeds=[parts.seed],
             seconds=run.seconds,
             arrays={"alignment": self._example(model, test)},

@@ -1,0 +1,133 @@
+"""Tasks in processes of their own, as many at a time as a pool has places."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Container, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Protocol
+
+from antiphase.errors import InputError, Interrupted
+from antiphase.execution.executor import Command, Pool, Running
+from antiphase.folders.ownership import is_in_use
+
+POLL_SECONDS = 0.5
+ENDED = (130, 143, -signal.SIGTERM, -signal.SIGINT)
+"""Exit codes of processes that were asked to end."""
+
+
+class Task(Protocol):
+    """Work whose result is a folder."""
+
+    @property
+    def name(self) -> str:
+        """In messages."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder that its process locks."""
+
+    @property
+    def accepted(self) -> Container[int]:
+        """Exit codes of processes that have left a result."""
+
+    def command(self, threads: int) -> Command:
+        """What is started; files that it needs are written now."""
+
+    def is_done(self) -> bool:
+        """Whether its result is there."""
+
+    def check(self) -> None:
+        """Look at a result.
+
+        Raises:
+            InputError: it cannot be used.
+        """
+
+    def report(self, *, done: bool) -> None:
+        """Pass its progress on."""
+
+
+def run_tasks(tasks: Sequence[Task], pool: Pool) -> None:
+    """Run every task that has no result yet.
+
+    A process that a killed command left behind, and that is still going, counts as one of the pool; it is waited for.
+
+    Raises:
+        InputError: a process refused its settings; the message is its own. Or a result cannot be used.
+        Interrupted: Ctrl-C or termination; every process was asked to end and has.
+        RuntimeError: a process broke; the message names its log.
+    """
+    waiting = list(tasks)
+    running: dict[Task, Running] = {}
+    logs: dict[Task, Path] = {}
+    with ExitStack() as stack:
+        stack.callback(_stop, running)
+        stack.enter_context(_terminated_like_ctrl_c())
+        try:
+            while waiting or running:
+                left_behind = [task for task in waiting if is_in_use(task.folder)]
+                for task in [task for task in waiting if task not in left_behind]:
+                    if task.is_done():
+                        task.check()
+                        waiting.remove(task)
+                        task.report(done=True)
+                    elif len(running) + len(left_behind) < pool.slots:
+                        waiting.remove(task)
+                        command = task.command(pool.threads)
+                        running[task], logs[task] = pool.start(command), command.log
+                if not waiting and not running:
+                    break
+                time.sleep(POLL_SECONDS)
+                for task in left_behind:
+                    task.report(done=False)
+                for task, process in list(running.items()):
+                    code = process.poll()
+                    if code is not None:
+                        del running[task]
+                        _check_code(task, code, logs[task])
+                        task.check()
+                    task.report(done=code is not None)
+        except KeyboardInterrupt:
+            raise Interrupted("every run has written a checkpoint") from None
+
+
+def _check_code(task: Task, code: int, log: Path) -> None:
+    if code in task.accepted:
+        return
+    lines = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
+    last = lines[-1] if lines else "it printed nothing"
+    if code == 2:
+        raise InputError(last.removeprefix("antiphase: "))
+    if code in ENDED:
+        raise Interrupted(f"the run {task.name} was stopped")
+    raise RuntimeError(f"the run {task.name} ended with code {code}: {last} (whole log: {log})")
+
+
+@contextmanager
+def _terminated_like_ctrl_c() -> Iterator[None]:
+    """A termination signal stops the processes as Ctrl-C does; by itself it would end this one and leave them going."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set signal handlers
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _stop(running: dict[Task, Running]) -> None:
+    """Ask the running processes to write a checkpoint and end, and wait for them."""
+    for process in running.values():
+        process.stop()
+    for process in running.values():
+        process.wait()

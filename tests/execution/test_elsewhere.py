@@ -1,0 +1,140 @@
+"""``classify`` and ``translate`` make their runs in other processes: the results are the same."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from antiphase.baselines import finished_runs
+from antiphase.baselines.commands.classify import ClassifySettings
+from antiphase.baselines.commands.classify.measure import classify
+from antiphase.baselines.commands.translate import TranslateSettings
+from antiphase.baselines.commands.translate.measure import translate
+from antiphase.errors import InputError
+from antiphase.execution.local import start_process
+from antiphase.records import Record
+
+CLOCK = {"seconds", "created", "command", "sha256", "environment"}
+
+
+class Elsewhere:
+    """Processes of this machine in the place of a cluster; the first ``deaths`` of them never begin."""
+
+    def __init__(self, deaths=0):
+        self.deaths, self.commands, self.checked = deaths, [], []
+
+    def check(self, folder, paths, say):
+        self.checked.append((folder, list(paths)))
+
+    def pool(self, devices, wanted, say):
+        return self
+
+    slots, threads = 2, 1
+
+    def start(self, command):
+        self.commands.append(command)
+        is_broken = len(self.commands) <= self.deaths
+        return start_process(replace(command, words=["no-command"]) if is_broken else command, None)
+
+    def close(self):
+        """Nothing is open."""
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    def use(**given):
+        executor = Elsewhere(**given)
+        monkeypatch.setattr(finished_runs, "executor_of", lambda settings: executor)
+        return executor
+
+    return use
+
+
+def steady(tree):
+    if isinstance(tree, dict):
+        return {name: steady(value) for name, value in tree.items() if name not in CLOCK}
+    return [steady(one) for one in tree] if isinstance(tree, list) else tree
+
+
+def contents(output):
+    """What lies in a folder, without times."""
+    found = {}
+    for path in sorted(output.rglob("*")):
+        name = path.relative_to(output).as_posix()
+        if path.is_file() and not name.startswith("logs/"):
+            is_tree = path.suffix == ".json"
+            found[name] = steady(json.loads(path.read_text("utf-8"))) if is_tree else path.read_bytes()
+    return found
+
+
+@pytest.fixture
+def classified(tmp_path):
+    rows = tmp_path / "rows, two.txt"
+    rows.write_text("".join(f"{'AB'[i % 2]} word{i % 7} {'ba'[i % 2]}{i % 3}\n" for i in range(60)))
+    return ClassifySettings(
+        train=[str(rows)], models=("cnn", "lstm"), seeds=(0, 3), folds=2, vocabulary=50,
+        settings=("epochs=1", "cnn.dropout=0.25"),
+    )  # fmt: skip
+
+
+TRANSLATED = TranslateSettings(
+    models=("transformer", "differential"), seeds=(1,), samples=40, test_samples=8, settings=("epochs=1",)
+)
+
+
+@pytest.mark.slow
+def test_classifiers_are_the_same(classified, tmp_path, elsewhere):
+    executor = elsewhere()
+    classify(classified, tmp_path / "here")
+    shares = []
+    away = replace(classified, executor="ray", job_cpus=1)
+    classify(away, tmp_path / "away", report=lambda done, count: shares.append((done, count)))
+    assert contents(tmp_path / "away") == contents(tmp_path / "here")
+    assert executor.checked == [(tmp_path / "away", list(classified.train))]
+    assert sorted(command.name for command in executor.commands) == [
+        "cnn-seed0",
+        "cnn-seed3",
+        "lstm-seed0",
+        "lstm-seed3",
+    ]
+    assert {count for _, count in shares} == {8}
+    assert shares[-1][0] == 8
+    classify(classified, tmp_path / "away", resume=True)  # here, where nothing is left to do
+    assert len(executor.commands) == 4
+
+
+@pytest.mark.slow
+def test_translators_are_the_same(tmp_path, elsewhere):
+    executor = elsewhere()
+    translate(TRANSLATED, tmp_path / "here")
+    translate(replace(TRANSLATED, executor="ray"), tmp_path / "away")
+    assert contents(tmp_path / "away") == contents(tmp_path / "here")
+    assert len(executor.commands) == 2
+
+
+@pytest.mark.slow
+def test_what_is_finished_stays_when_a_job_fails(tmp_path, elsewhere):
+    elsewhere(deaths=1)
+    away = replace(TRANSLATED, executor="ray")
+    with pytest.raises(InputError, match="no-command"):
+        translate(away, tmp_path / "away")
+    again = elsewhere()
+    translate(away, tmp_path / "away", resume=True)
+    assert "transformer-seed1" in [command.name for command in again.commands]
+    assert not (tmp_path / "away" / "jobs").exists()
+    assert len(Record.load(tmp_path / "away").values["runs"]) == 2
+
+
+def test_a_part_that_was_moved_in_half_is_moved_to_its_end(tmp_path):
+    part = finished_runs.Part("cnn-seed0", ClassifySettings(train=["t"]), ["cnn-seed0-fold0", "cnn-seed0-fold1"])
+    reports = []
+    task = finished_runs._Elsewhere("classify", part, tmp_path, lambda *given: reports.append(given), 4)
+    for place in (tmp_path / "cnn-seed0-fold0", task.folder / "cnn-seed0-fold1"):
+        place.mkdir(parents=True)
+        (place / "record.json").write_text("{}")
+    assert not task.is_done()
+    task.check()
+    assert task.is_done()
+    task.check()
+    task.report(done=True)
+    assert reports == [(2, 4)]
