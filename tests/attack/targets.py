@@ -141,11 +141,15 @@ def _says(logits: Any, single: dict[str, int], first: str, second: str) -> Any:
 
 
 def result_of(here: Path) -> dict[str, str]:
-    """Digest of each file that a command has written and that the clock does not change; pages by their presence."""
+    """Digest of each file that a command has written and that the clock does not change; pages by their presence.
+
+    Of a run's checkpoints, only the last: which one is kept before it depends on the step at which the run was stopped.
+    """
     found = {}
+    older = [path for last in here.rglob("checkpoint") for path in sorted(last.glob("step-*"))[:-1]]
     for path in sorted((here / OUT).rglob("*")):
         name = path.relative_to(here / OUT).as_posix()
-        if path.is_dir() or name.startswith("logs/") or path.name == ".lock":
+        if path.is_dir() or name.startswith("logs/") or path.name == ".lock" or path.parent in older:
             continue
         if path.suffix == ".json":
             content: Any = _steady(json.loads(path.read_text(encoding="utf-8")))
