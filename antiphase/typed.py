@@ -7,7 +7,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from antiphase.errors import InputError, nearest, shown
@@ -112,7 +112,7 @@ def _coerce(hint: Any, value: Any, path: str, *, strict: bool = True) -> Any:
         if value not in arguments:
             raise InputError(f"{path} must be one of {', '.join(map(str, arguments))}, got {shown(value)}")
         return value
-    if origin is list:
+    if origin in (list, Sequence):
         if not isinstance(value, list):
             raise InputError(f"{path} must be a list, for example {path}=[1,2]; got {shown(value)}")
         return [_coerce(arguments[0], item, f"{path}[{index}]", strict=strict) for index, item in enumerate(value)]

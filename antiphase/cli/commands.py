@@ -46,7 +46,8 @@ def command_of(kind: type[Settings], run: Run) -> Callable[..., None]:
     first = [name for name, option in options.items() if option.is_argument]
     last = [name for name in ("seed", "device") if name in parameters]
     middle = [name for name in parameters if name not in (*first, *last)]
-    middle.sort(key=lambda name: name == "settings")  # --set, which changes anything else, comes after the flags
+    own_flags = flags_of(kind)  # --set, which changes anything else, comes after the flags, and where it is done last
+    middle.sort(key=lambda name: (own_flags[name].places, name in ("settings", "changes")))
     ordered = [
         *(parameters[name] for name in first),
         _parameter("output", OUTPUTS[kind.folder], **({"default": None} if kind.folder == "optional" else {})),

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from antiphase import AntiphaseConfig, AntiphaseForCausalLM
+from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.execution.ray_cluster import RayExecutor
 
@@ -158,3 +160,27 @@ def test_what_a_cluster_cannot_do_is_refused_in_one_sentence(cluster, tmp_path):
     )
     assert refusal(gpus=1).startswith("--job-gpus 1: no node of the cluster has so many GPUs, the largest has 0; ")
     assert " does not see " in refusal(paths=["absent.txt"])
+
+
+def test_classifiers_and_evaluations_on_the_cluster_are_those_of_this_machine(cluster, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    rows = "".join(f"{'AB'[i % 2]} word{i % 7} {'ba'[i % 2]}{i % 3}\n" for i in range(40))
+    (tmp_path / "rows.txt").write_text(rows, encoding="utf-8")
+    (tmp_path / "book.txt").write_text("The old boat sails to the harbour. " * 40, encoding="utf-8")
+    where = ["--executor", "ray", "--ray-address", cluster.address]
+    train = ["classify", "--train", "rows.txt", "--model", "cnn,rnn", "--set", "epochs=1"]
+    tokenizer = train_tokenizer([(tmp_path / "book.txt").read_text(encoding="utf-8")], 290)
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = AntiphaseForCausalLM(AntiphaseConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **sizes))
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    measure = ["evaluate", "several", "model", "--measure", "perplexity,outliers", "--data", "book.txt"]
+    measure += [word for name in ("perplexity", "outliers") for word in ("--set", f"{name}.length=16")]
+    for words in (train, measure):
+        for place, extra in (("here", []), ("away", where)):
+            command = [sys.executable, "-m", "antiphase", *words, "--output", f"{words[0]}-{place}", *extra]
+            done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+        here, away = (results(tmp_path / f"{words[0]}-{place}") for place in ("here", "away"))
+        assert away == here
+        assert len(here) > 4

@@ -1,0 +1,98 @@
+"""Several measurements of several models: the commands that are run, and the records that they leave."""
+
+import json
+
+import pytest
+
+from antiphase.errors import InputError
+from antiphase.evaluations.several import Several, SeveralSettings
+from antiphase.evaluations.several.measure import folder_names, planned
+from antiphase.records import Record
+
+
+@pytest.fixture
+def two(tiny_model, text_tokenizer, tmp_path):
+    """Two models, whose folders have the same name."""
+    folders = [tmp_path / "one" / "model", tmp_path / "two" / "model"]
+    for folder, attention in zip(folders, ("softmax", "differential"), strict=True):
+        tiny_model(attention, vocab_size=len(text_tokenizer), max_position_embeddings=64).save_pretrained(folder)
+        text_tokenizer.save_pretrained(folder)
+    return list(map(str, folders))
+
+
+def test_each_model_has_a_folder_name_of_its_own():
+    names = ["a/model", "b/model", "Qwen/Qwen3-0.6B", "b/model-2", "c/ü:x", "c/..", "d/model"]
+    assert folder_names(names) == {
+        "a/model": "model", "b/model": "model-3", "Qwen/Qwen3-0.6B": "Qwen3-0.6B", "b/model-2": "model-2",
+        "c/ü:x": "ü-x", "c/..": "model-4", "d/model": "model-5",
+    }  # fmt: skip
+
+
+def test_words_are_those_of_the_measurements_own_command(tmp_path):
+    asked = SeveralSettings(
+        models=["m", "-n"], measurements=("needles", "perplexity"), paths=["a b.txt"], device="cpu",
+        changes=["needles.depths=0,0.5", "needles.samples=3", "perplexity.length=64", "perplexity.text-field=words"],
+    )  # fmt: skip
+    tasks = planned(asked, tmp_path)
+    assert [task.name for task in tasks] == ["needles-m", "needles-n", "perplexity-m", "perplexity-n"]
+    command = tasks[1].command(1)
+    needles = ["--device=cpu", "--data=a b.txt", "--depths=0.0,0.5", "--samples=3", "--", "-n"]
+    assert command.words[:3] == ["evaluate", "needles", f"--output={tmp_path / 'needles-n'}"]
+    assert sorted(command.words[4:]) == sorted(needles)
+    assert command.words[-2:] == ["--", "-n"]
+    words = tasks[2].command(1).words
+    assert {"--length=64", "--text-field=words", "--data=a b.txt"} < set(words)
+    probing = SeveralSettings(models=["m"], measurements=("probe",))
+    assert planned(probing, tmp_path)[0].command(1).words[0] == "probe"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["perplexity.lenght=4"], "--set perplexity.lenght: there is no such flag; did you mean 'length'?"),
+        (["samples=4"], "--set 'samples=4' must be MEASUREMENT.FLAG=VALUE"),
+        (["outliers.samples=4"], "'outliers' is not in --measure (perplexity)"),
+        (["perplexity.length=1"], "--length must be at least 2, got 1"),
+        (["perplexity.length=a"], "perplexity.length must be a whole number, got 'a'"),
+        (["perplexity.data=x"], "--set perplexity.data: there is no such flag"),
+    ],
+)
+def test_settings_of_a_measurement_are_checked_first(tmp_path, changes, message):
+    with pytest.raises(InputError) as caught:
+        planned(SeveralSettings(models=["m"], changes=changes), tmp_path)
+    assert message in str(caught.value)
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is_run(refused, two):
+    begin = f"evaluate several {two[0]}"
+    refused("--measure perplexit: unknown; did you mean 'perplexity'", f"{begin} --measure perplexit --output o")
+    refused("MODEL must not repeat a value", f"{begin} {two[0]} --output o")
+    refused("MODEL .*nowhere", f"{begin} nowhere --output o")
+    refused("--measure several: unknown", f"{begin} --measure several --output o")
+
+
+@pytest.mark.slow
+def test_records_are_those_of_the_single_commands(antiphase, two, book, tmp_path):
+    command = (
+        f"evaluate several {two[0]} {two[1]} --measure perplexity,outliers --data {book} --output all --set "
+        "perplexity.length=16 --set perplexity.samples=4 --set outliers.length=16 --set outliers.samples=4"
+    )
+    code, _, err = antiphase(f"{command} --at-once 2")
+    assert code == 0, err
+    found = Several.of(Record.load(tmp_path / "all"))
+    folders = ["perplexity-model", "perplexity-model-2", "outliers-model", "outliers-model-2"]
+    assert [row.folder for row in found.rows] == folders
+    for row in found.rows:
+        code, _, err = antiphase(
+            f"evaluate {row.measurement} {row.model} --data {book} --length 16 --samples 4 --output {row.folder}"
+        )
+        assert code == 0, err
+        single, one = Record.load(tmp_path / row.folder), Record.load(tmp_path / "all" / row.folder)
+        assert (one.values, one.config) == (single.values, single.config)
+    page = (tmp_path / "all" / "report.html").read_text("utf-8")
+    assert all(folder in page for folder in folders)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "all").glob("*/record.json")}
+    code, out, err = antiphase(f"{command} --resume --json")
+    assert code == 0, err
+    assert len(json.loads(out)["values"]["rows"]) == 4
+    assert before == {path: path.stat().st_mtime_ns for path in before}
