@@ -18,7 +18,7 @@ ray = pytest.importorskip("ray", reason="the extra cluster is not installed")
 psutil = pytest.importorskip("psutil", reason="psutil, which accelerate brings, is not installed")
 
 SETTINGS = ["training.steps=300", "training.checkpoint_every=10", "training.evaluate_every=150"]
-TIMES = {"seconds", "tokens_per_second", "folder", "created", "command"}
+TIMES = {"seconds", "tokens_per_second", "folder", "created", "command", "sha256", "written"}
 
 TRIES = 6
 """Ray gives a node's agent fifteen seconds to start; a loaded machine may need another try."""
@@ -106,7 +106,7 @@ def without_times(tree):
 
 
 def results(output):
-    """All that runs and study say, but times and folders."""
+    """All that runs and study say, but times, folders and checksums of these."""
     found = {}
     for path in sorted(output.rglob("*.json")):
         if "checkpoint" not in path.parts:
