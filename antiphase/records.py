@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import numpy
 
 FORMAT = 1
+PAGE = "report.html"
+"""Name of the page that a command writes beside its record."""
 DEQUANTIZED = "dequantized_from"
 """Key of a record's configuration: quantizations that the weights of models went through, by the models' names."""
 CHECKSUM = "sha256"

@@ -39,9 +39,10 @@ def sayer(console: Console) -> Callable[[str], None]:
 
 def page_writer(console: Console, output: Path) -> Callable[[Record], None]:
     """Writes the page of an unfinished study again and again; says where it is the first time."""
+    from antiphase.records import PAGE
     from antiphase.report.html import write_report
 
-    page = output / "report.html"
+    page = output / PAGE
     shown: list[Path] = []
 
     def write(record: Record) -> None:
@@ -66,6 +67,7 @@ def finish(
 
     ``page`` None: a report.
     """
+    from antiphase.records import PAGE
     from antiphase.report.html import write_report
     from antiphase.report.terminal import print_summary
 
@@ -73,7 +75,7 @@ def finish(
         print_json(record)
     else:
         print_summary(record, console)
-    written = (page or write_report)([record, *further], output / "report.html")
+    written = (page or write_report)([record, *further], output / PAGE)
     console.print(f"record: {output / 'record.json'}\npage:   {written}", highlight=False)
 
 

@@ -12,7 +12,7 @@ from antiphase.errors import DIVERGED
 from antiphase.execution.executor import Command, Pool
 from antiphase.execution.queue import run_tasks
 from antiphase.folders.contents import check_model, check_text
-from antiphase.records import write_atomically
+from antiphase.records import PAGE, Record, write_atomically
 from antiphase.training.run_folder import last_metrics
 
 
@@ -77,7 +77,10 @@ class _Training:
         return Command(self.name, words, self.folder, logs / f"{self.name}.log")
 
     def is_done(self) -> bool:
-        return (self.folder / "record.json").is_file()
+        """Whether there is a record with its page; without the page, the run was stopped after its last step."""
+        if not (self.folder / "record.json").is_file():
+            return False
+        return (self.folder / PAGE).is_file() or "diverged" in Record.load(self.folder).values
 
     def check(self) -> None:
         check_model(self.folder)

@@ -18,9 +18,13 @@ from antiphase.execution import local, queue
 from antiphase.execution.executor import Command
 from antiphase.execution.local import LocalPool, LocalProcess, gpus_for, parallel_jobs
 from antiphase.folders.ownership import is_in_use
+from antiphase.records import Record
 from antiphase.studies.jobs import Job, run_jobs
 
-RECORD = "import pathlib, sys; folder = pathlib.Path(sys.argv[1]); (folder / 'record.json').write_text('{}')"
+RECORD = (
+    "import pathlib, sys; folder = pathlib.Path(sys.argv[1])\n"
+    "(folder / 'record.json').write_text('{}'); (folder / 'report.html').touch()"
+)
 HOLD = (
     "import filelock, pathlib, sys, time; lock = filelock.FileLock(sys.argv[1] + '/.lock'); lock.acquire()\n"
     "print('held', flush=True); time.sleep(0.5)\n" + RECORD
@@ -62,6 +66,7 @@ def scripts(monkeypatch, tmp_path):
 def test_every_job_runs_once_and_finished_ones_are_left_alone(tmp_path, job, scripts):
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "record.json").write_text("kept")
+    (tmp_path / "b" / "report.html").touch()
     told = []
     run_jobs(
         [job(name) for name in "abc"], tmp_path, pool=LocalPool(2, 4),
@@ -70,6 +75,15 @@ def test_every_job_runs_once_and_finished_ones_are_left_alone(tmp_path, job, scr
     assert scripts["started"] == [("a", 4), ("c", 4)]
     assert (tmp_path / "b" / "record.json").read_text() == "kept"
     assert {("a", 20), ("b", 20), ("c", 20)} <= set(told)
+
+
+def test_a_run_that_was_stopped_before_its_page_is_started_again(tmp_path, job, scripts):
+    """It writes only the page; one that diverged has none."""
+    record = Record(kind="train", values={"final": {}})
+    record.save(tmp_path / "a")
+    replace(record, values={"diverged": {"step": 3}}).save(tmp_path / "b")
+    run_jobs([job(name) for name in "ab"], tmp_path, pool=LocalPool(1, 1), report=lambda *_: None)
+    assert [name for name, _ in scripts["started"]] == ["a"]
 
 
 def test_refusal_of_a_run_is_the_refusal_of_the_study(tmp_path, job, scripts):

@@ -19,7 +19,7 @@ from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.reading.files import parse_yaml
 from antiphase.reading.models import read_config
-from antiphase.records import Record
+from antiphase.records import PAGE, Record
 from antiphase.registry import Measurement, measurements
 from antiphase.typed import build
 
@@ -126,7 +126,7 @@ class Evaluation:
         return Command(self.name, given, self.folder, logs / f"{self.name}.log")
 
     def is_done(self) -> bool:
-        return (self.folder / "record.json").is_file()
+        return all((self.folder / name).is_file() for name in ("record.json", PAGE))
 
     def check(self) -> None:
         Record.load(self.folder)
