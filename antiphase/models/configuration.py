@@ -26,6 +26,11 @@ KNOWN_ELSEWHERE = frozenset(
      "torch_dtype"}
 )  # fmt: skip
 """Fields that transformers reads outside its configuration classes."""
+PIPELINE = {
+    "embed_tokens": (["input_ids"], ["inputs_embeds"]),
+    "layers": (["hidden_states", "attention_mask"], ["hidden_states"]),
+    "norm": (["hidden_states"], ["hidden_states"]),
+}
 NO_CODE: Mapping[str, str] = MappingProxyType({})
 """``auto_map`` of a configuration without code files, for which TRL asks every model outside transformers."""
 
@@ -208,6 +213,15 @@ class AntiphaseConfig(NamedFields):
     def base_model_tp_plan(self) -> dict[str, str] | None:
         """How ``from_pretrained(tp_plan="auto")`` divides the weights."""
         return tensor_plan(self)
+
+    @property
+    def base_model_pp_plan(self) -> dict[str, tuple[list[str], list[str]]] | None:
+        """How pipelines divide the model: modules in their order, with inputs and outputs.
+
+        None if embeddings are multiplied, because the model multiplies what it is given, which in a later stage is not
+        an embedding.
+        """
+        return PIPELINE if self.embedding_multiplier == 1.0 else None
 
     def _check_sizes(self, head_dim: int | None) -> None:
         check_counts(vars(self), ("vocab_size", "intermediate_size", "num_hidden_layers", "max_position_embeddings"))
