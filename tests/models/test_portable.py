@@ -62,6 +62,12 @@ FORMS = {
               "output_gate": True},
     "across": {"attention_type": "differential_v2_across", "num_key_value_heads": 2},
     "dex": {"attention_type": "softmax", "dex_heads": [[0, 2], [1], []]},
+    "qwen3-v1": {"attention_type": "differential", "use_qk_norm": True, "qkv_bias": True},
+    "gemma-v2": {"attention_type": "differential_v2", "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh",
+                 "norm_type": "zero_centered_rms_norm", "embedding_multiplier": 3.0, "attention_bias": True},
+    "gpt_neox": {"attention_type": "softmax", "norm_type": "layer_norm", "gated_mlp": False, "mlp_bias": True,
+                 "hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True,
+                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
 }  # fmt: skip
 
 
@@ -156,7 +162,7 @@ def test_the_file_is_the_packages_code_and_complete(tmp_path):
 
     from antiphase.layers.attention import AttentionLayer
     from antiphase.layers.differential_v2 import DifferentialAttentionV2
-    from antiphase.layers.swiglu import SwiGLU
+    from antiphase.layers.mlp import MLP
     from antiphase.models.transformer import Block
 
     text = portable.code()
@@ -167,7 +173,7 @@ def test_the_file_is_the_packages_code_and_complete(tmp_path):
     assert done.returncode == 0, done.stdout
     assert "import antiphase" not in text
     assert "from antiphase" not in text
-    for whole in (Block, SwiGLU, AttentionLayer.forward, DifferentialAttentionV2.lam):
+    for whole in (Block, MLP, AttentionLayer.forward, DifferentialAttentionV2.lam):
         assert inspect.getsource(whole) in text
     assert "v1_step" not in text
 
