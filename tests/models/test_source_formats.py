@@ -12,7 +12,7 @@ from antiphase.errors import InputError
 from antiphase.models.checkpoints import convert
 from antiphase.models.conversion import convert_model, plan_conversion
 from antiphase.models.source_formats import ARCHITECTURES
-from support.models import assert_near, padded, randomize
+from support.models import assert_near, logits_in_pieces, padded, randomize
 
 SIZES = {
     "vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3, "pad_token_id": 0,
@@ -141,6 +141,48 @@ def test_upcycled_models_begin_as_their_source(name, form):
     silent = {key for key, slope in own.items() if slope.abs().max() == 0}
     # DEX's matrix and λ are both zero: each waits for the other
     assert {key.rpartition(".")[2] for key in silent} <= ({"dex_weight", "dex_lambda"} if "dex" in str(form) else set())
+
+
+BLOCKS = {
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"use_qk_norm": True, "attention_bias": True},
+    "gemma": {"norm_type": "zero_centered_rms_norm", "hidden_act": "gelu_pytorch_tanh", "embedding_multiplier": 3.0},
+    "gpt_neox": {"norm_type": "layer_norm", "gated_mlp": False, "mlp_bias": True, "attention_bias": True,
+                 "hidden_act": "gelu", "use_parallel_residual": True,
+                 "rope_parameters": {**ROPE, "partial_rotary_factor": 0.4}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2", "differential_v2_across"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_kind_of_attention_decodes_in_these_blocks(tiny_model, block, kind):
+    """By the kernels, with a cache; the reference reads the whole text."""
+    model = tiny_model(kind, **BLOCKS[block])
+    ids, mask = padded(rows(12, 8), left=True)
+    with torch.no_grad():
+        for cache in (hf.DynamicCache(config=model.config), hf.StaticCache(config=model.config, max_cache_len=16)):
+            found = logits_in_pieces(model, ids, mask, cache, (5, 1, 1, 3, 1, 1))
+            model.set_attn_implementation("eager")
+            expected = model(ids, attention_mask=mask).logits
+            model.set_attn_implementation("antiphase")
+            real = mask.bool()
+            torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
+def test_queries_and_keys_are_normalized_before_they_are_rotated(tiny_model, kind):
+    """So their size does not matter, and under autocast they keep the dtype of the values."""
+    model = tiny_model(kind, use_qk_norm=True, rms_norm_eps=0.0)
+    ids = torch.randint(3, 61, (2, 9))
+    with torch.no_grad():
+        expected = model(ids).logits
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight *= 7.0
+            layer.self_attn.k_proj.weight *= 0.2
+        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = model(ids).logits
+    assert (half - expected).abs().max() < 0.1 * expected.abs().max()
 
 
 def test_the_norm_of_queries_and_keys_and_the_bias_of_the_output_are_kept_once():
