@@ -132,9 +132,10 @@ def kept_by_block(sizes: Sizes, step: Step) -> int:
     fp32, V1's head norm the heads' outputs (W), the output projection its input (W; softmax attention has no norm, so
     these are one tensor), SwiGLU gate, its swish and up, and the last product their product (4f); an MLP without a gate
     its first product and the activation (2f). Queries are rotated into new tensors, and the projections' own outputs
-    go, but norms of queries and keys keep them (W + K). Attention and MLP in parallel have one input. Norms compute in fp32: under autocast their outputs are
-    converted for the product, which keeps the bf16 copy, and V1's head norm keeps its input as fp32. If GPUs share the
-    sequences, attention keeps the heads' outputs (W) as it has them, too, because they are sent before they are used.
+    go, but norms of queries and keys keep them (W + K). Attention and MLP in parallel have one input. Norms compute in
+    fp32: under autocast their outputs are converted for the product, which keeps the bf16 copy, and V1's head norm
+    keeps its input as fp32. If GPUs share the sequences, attention keeps the heads' outputs (W) as it has them, too,
+    because they are sent before they are used.
     """
     config, e, hidden = sizes.config, step.width, sizes.config.hidden_size
     query, key, out = query_width(config), key_width(config, step.context), output_width(config)
