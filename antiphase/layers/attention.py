@@ -291,9 +291,7 @@ class AttentionLayer(nn.Module):
     def _maps(self, projected: Tensor, norm: RMSNorm | None = None) -> Tensor:
         """(B, N, maps · d) as (B, maps, N, d), each map normalized if there is a norm."""
         maps = projected.unflatten(-1, (-1, self.head_dim))
-        if norm is not None:
-            maps = norm(maps).to(maps.dtype)  # under autocast the norm's output is fp32
-        return maps.transpose(1, 2)
+        return (maps if norm is None else norm(maps)).transpose(1, 2)
 
     def _cached(self, key: Tensor, value: Tensor, cache: KeyValueCache) -> tuple[Tensor, Tensor]:
         """Keys and values (B, key maps, M, d), with those of earlier calls first."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import save_file
 
 import antiphase as package
@@ -75,6 +76,12 @@ def saved(folder, tiny_config, form):
     """A small model in a portable folder, with inputs, its logits and what it generates."""
     model = randomize(package.AntiphaseForCausalLM(tiny_config(**FORMS[form])), 0.2).eval()
     model.save_pretrained(folder, portable=True)
+    expect(folder, model)
+    return model
+
+
+def expect(folder, model):
+    """Write inputs, the model's logits and what it generates."""
     ids = ids_of(2, 12)
     mask = torch.ones_like(ids)
     mask[1, -3:] = 0
@@ -83,7 +90,6 @@ def saved(folder, tiny_config, form):
         new = model.generate(ids[:1], attention_mask=mask[:1], max_new_tokens=6, do_sample=False, pad_token_id=0)
     tensors = {"ids": ids, "mask": mask, "logits": logits.contiguous(), "generated": new}
     save_file(tensors, folder / "expected.safetensors")
-    return model
 
 
 def alone(python, code, folder, *arguments):
@@ -154,6 +160,23 @@ def test_the_file_computes_what_the_package_computes(written, tiny_config, form)
 def test_without_the_package_a_model_computes_the_same(tmp_path, tiny_config):
     saved(tmp_path, tiny_config, "differential")
     check(alone(sys.executable, BLOCKED + USE, tmp_path, "eager,sdpa"), ["eager", "sdpa"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["", "--attention-type differential_v2"], ids=["softmax", "differential_v2"])
+def test_a_converted_qwen3_computes_without_the_package_what_it_did(tmp_path, antiphase, words):
+    """``transformers``' own model says what is expected."""
+    config = hf.Qwen3Config(
+        vocab_size=61, hidden_size=48, intermediate_size=40, num_hidden_layers=3, num_attention_heads=6,
+        num_key_value_heads=3, head_dim=10, attention_bias=True, use_sliding_window=True, sliding_window=4,
+        max_window_layers=1, max_position_embeddings=96, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    theirs = randomize(hf.Qwen3ForCausalLM(config), 0.2)
+    theirs.save_pretrained(tmp_path / "theirs")
+    code, _, err = antiphase("convert", tmp_path / "theirs", tmp_path / "ours", "--portable", words)
+    assert code == 0, err
+    expect(tmp_path / "ours", theirs)
+    check(alone(sys.executable, BLOCKED + USE, tmp_path / "ours", "eager,sdpa"), ["eager", "sdpa"])
 
 
 def test_the_file_is_the_packages_code_and_complete(tmp_path):

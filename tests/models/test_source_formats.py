@@ -12,6 +12,7 @@ from antiphase.errors import InputError
 from antiphase.models.checkpoints import convert
 from antiphase.models.conversion import convert_model, plan_conversion
 from antiphase.models.source_formats import ARCHITECTURES
+from antiphase.training.run_model import attention_only
 from support.models import assert_near, logits_in_pieces, padded, randomize
 
 SIZES = {
@@ -171,7 +172,7 @@ def test_every_kind_of_attention_decodes_in_these_blocks(tiny_model, block, kind
 
 @pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
 def test_queries_and_keys_are_normalized_before_they_are_rotated(tiny_model, kind):
-    """So their size does not matter, and under autocast they keep the dtype of the values."""
+    """So their size does not matter; under autocast as well."""
     model = tiny_model(kind, use_qk_norm=True, rms_norm_eps=0.0)
     ids = torch.randint(3, 61, (2, 9))
     with torch.no_grad():
@@ -188,6 +189,7 @@ def test_queries_and_keys_are_normalized_before_they_are_rotated(tiny_model, kin
 def test_the_norm_of_queries_and_keys_and_the_bias_of_the_output_are_kept_once():
     theirs = theirs_of("qwen3-biases-windows")
     ours = convert_model(theirs, attention_type="differential_v2")
+    assert attention_only(convert_model(theirs)) == 0  # norms of queries and keys are not the attention's own
     old, new = theirs.model.layers[1].self_attn, ours.model.layers[1].self_attn
     assert torch.equal(new.q_norm.weight, old.q_norm.weight)
     assert torch.equal(new.o_proj.bias, old.o_proj.bias)
@@ -238,7 +240,12 @@ def test_weights_in_bf16_are_kept_as_they_are(tmp_path, name):
 
 def test_gemma_in_half_precision_rounds_where_transformers_does(tmp_path):
     theirs_of("gemma", torch.bfloat16).save_pretrained(tmp_path / "theirs")
-    convert(str(tmp_path / "theirs"), tmp_path / "ours")
+    config = convert(str(tmp_path / "theirs"), tmp_path / "ours")
+    path = tmp_path / "theirs" / "config.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in content.items() if name != "dtype"}))
+    of_weights = convert(str(tmp_path / "theirs"), tmp_path / "again").embedding_multiplier
+    assert of_weights == config.embedding_multiplier == 6.9375
     true = logits_of(tmp_path / "ours", torch.float64)
     own, other = ((logits_of(tmp_path / name, torch.bfloat16) - true).norm() for name in ("ours", "theirs"))
     assert own < 2 * other
