@@ -10,7 +10,7 @@ from antiphase.typed import bounded
 
 @dataclass(kw_only=True)
 class ModelSettings:
-    """Size and shape of a model: the arguments of ``AntiphaseConfig``, with ``rope_theta`` for its rope_parameters.
+    """Size and shape of a model: the arguments of ``AntiphaseConfig``, with two settings for its rope_parameters.
 
     A recurrent network (``kind``) uses few of them.
     """
@@ -59,6 +59,21 @@ class ModelSettings:
     """Factor on the initial output projections of attention and MLP; ``depth`` means 1/√(2·num_hidden_layers)."""
     head_norm_init: float = 1.0
     """Initial weight of the norm of each head's output."""
+    hidden_act: str = "silu"
+    """This and the next fields make blocks of other decoders, as in ``AntiphaseConfig``; their defaults are Llama's."""
+    gated_mlp: bool = True
+    mlp_bias: bool = False
+    attention_bias: bool = False
+    qkv_bias: bool = False
+    use_qk_norm: bool = False
+    norm_type: str = "rms_norm"
+    use_parallel_residual: bool = False
+    partial_rotary_factor: float = bounded(1.0, above=0, most=1)
+    """Share of a map's channels that positions rotate."""
+    sliding_window: int | None = bounded(None, least=1)
+    """Tokens that a token sees in layers with a window, itself included; None means all before it."""
+    layer_types: list[str] | None = None
+    """``full_attention`` or ``sliding_attention`` for each layer; None means sliding if there is a window."""
 
 
 @dataclass(kw_only=True)

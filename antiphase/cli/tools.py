@@ -30,7 +30,7 @@ def convert(
         Target | None,
         typer.Option(
             "--to",
-            help="Format of the result; default: antiphase, or llama for a GGUF file whose attention stays.",
+            help="Format of the result; default: antiphase, or llama for a Llama's GGUF file whose attention stays.",
             show_default=False,
         ),
     ] = None,
@@ -54,8 +54,8 @@ def convert(
         typer.Option("--portable", help="Also write the modeling code: the result loads without antiphase."),
     ] = False,
 ) -> None:
-    """Convert a checkpoint between Llama, Mistral, DiffLlama and antiphase, a softmax model to differential V2, or a
-    GGUF file, which is dequantized (needs pip install 'antiphase\\[gguf]').
+    """Convert a Llama, Mistral, DiffLlama, Qwen2, Qwen3, Gemma or GPT-NeoX to antiphase, or antiphase to Llama or
+    DiffLlama; upcycle a softmax model to differential V2; a GGUF file is dequantized (pip install 'antiphase\\[gguf]').
 
     Example: [bold]antiphase convert LLAMA_FOLDER runs/v2 --attention-type differential_v2[/]
     """

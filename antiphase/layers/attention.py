@@ -50,6 +50,8 @@ class CommonArguments(TypedDict, total=False):
     layer_idx: int
     is_causal: bool
     bias: bool
+    output_bias: bool | None
+    qk_norm_eps: float | None
     sliding_window: int | None
     attention: AttentionFunction
     head_norm_eps: float
@@ -69,7 +71,10 @@ class AttentionLayer(nn.Module):
         context_size: width of another sequence to attend to; None means ``hidden_size``.
         layer_idx: 0-based depth of the layer and its index in a cache.
         is_causal: a query sees its own position and those before it; the last query is aligned with the last key.
-        bias: whether the four projections have biases.
+        bias: whether the projections have biases.
+        output_bias: whether the output projection has one; None means as the others.
+        qk_norm_eps: ε of an RMSNorm of each query and each key before they are rotated, whose weights all maps of the
+            layer share, as in Qwen3; None means no norm.
         sliding_window: a token sees itself and the ``sliding_window - 1`` before it; None means all tokens before it.
         attention: the attention function (``functions.py``): the fast operator, ``eager_attention``, which also returns
             the weights, or any function with the signature of transformers' attention interface.
@@ -102,6 +107,8 @@ class AttentionLayer(nn.Module):
         layer_idx: int = 0,
         is_causal: bool = True,
         bias: bool = False,
+        output_bias: bool | None = None,
+        qk_norm_eps: float | None = None,
         sliding_window: int | None = None,
         attention: AttentionFunction = antiphase_attention,
         head_norm_eps: float = 1e-5,
@@ -120,8 +127,10 @@ class AttentionLayer(nn.Module):
         self.q_proj = nn.Linear(hidden_size, queries * width, bias=bias)
         self.k_proj = nn.Linear(source, num_key_value_heads * width, bias=bias)
         self.v_proj = nn.Linear(source, num_key_value_heads * width, bias=bias)
-        self.o_proj = nn.Linear(outputs * width, hidden_size, bias=bias)
+        self.o_proj = nn.Linear(outputs * width, hidden_size, bias=bias if output_bias is None else output_bias)
         mark_residual_output(self.o_proj)
+        self.q_norm = None if qk_norm_eps is None else RMSNorm(width, qk_norm_eps)
+        self.k_norm = None if qk_norm_eps is None else RMSNorm(width, qk_norm_eps)
 
     def _add_norm_and_gate(self, *, head_norm: bool, output_gate: bool, width: int, factor: float = 1.0) -> None:
         """Add a norm of each head's output, ``width`` wide, with a constant factor, and an output gate."""
@@ -211,7 +220,8 @@ class AttentionLayer(nn.Module):
         """(B, N, hidden) to (B, N, hidden), and the weights if the attention function returns them, else None.
 
         Args:
-            position_embeddings: cosines and sines (1|B, N, d) of rotary positions; None means no positions.
+            position_embeddings: cosines and sines (1|B, N, r) of rotary positions, which the first r ≤ d channels get;
+                None means no positions.
             attention_mask: boolean, True = may attend: (B, 1, 1, M) for padding, or (1|B, 1, N, M), which must then
                 include causality and window; or any other mask that the attention function takes.
             past_key_values: keys and values of earlier calls; these are added to it.
@@ -226,7 +236,7 @@ class AttentionLayer(nn.Module):
         tokens = hidden_states.shape[:-1]
         query = self._queries(hidden_states)  # (B, maps, N, d)
         if context is None:
-            key, value = self._maps(self.k_proj(hidden_states)), self._maps(self.v_proj(hidden_states))
+            key, value = self._keys(hidden_states), self._maps(self.v_proj(hidden_states))
             if position_embeddings is not None:
                 query, key = (rotate(maps, *position_embeddings) for maps in (query, key))
             if past_key_values is not None:
@@ -275,11 +285,16 @@ class AttentionLayer(nn.Module):
 
     def _queries(self, hidden_states: Tensor) -> Tensor:
         """(B, N, hidden) to (B, maps, N, d)."""
-        return self._maps(self.q_proj(hidden_states))
+        return self._maps(self.q_proj(hidden_states), self.q_norm)
 
-    def _maps(self, projected: Tensor) -> Tensor:
-        """(B, N, maps · d) as (B, maps, N, d)."""
-        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+    def _keys(self, source: Tensor) -> Tensor:
+        """(B, M, width of the source) to (B, key maps, M, d)."""
+        return self._maps(self.k_proj(source), self.k_norm)
+
+    def _maps(self, projected: Tensor, norm: RMSNorm | None = None) -> Tensor:
+        """(B, N, maps · d) as (B, maps, N, d), each map normalized if there is a norm."""
+        maps = projected.unflatten(-1, (-1, self.head_dim))
+        return (maps if norm is None else norm(maps)).transpose(1, 2)
 
     def _cached(self, key: Tensor, value: Tensor, cache: KeyValueCache) -> tuple[Tensor, Tensor]:
         """Keys and values (B, key maps, M, d), with those of earlier calls first."""
@@ -289,7 +304,7 @@ class AttentionLayer(nn.Module):
         """Keys and values (B, key maps, M, d) of another sequence."""
         if cache is not None:
             raise ValueError("past_key_values cannot be combined with a context, which is the same at every step")
-        return self._maps(self.k_proj(context)), self._maps(self.v_proj(context))
+        return self._keys(context), self._maps(self.v_proj(context))
 
     def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
         """Arguments of the attention function besides those of softmax attention."""

@@ -15,11 +15,11 @@ def writes_residual(layer: nn.Linear) -> bool:
     return "writes_residual" in vars(layer)
 
 
-def mark_first_weight(norm: nn.RMSNorm, weight: float) -> None:
+def mark_first_weight(norm: nn.Module, weight: float) -> None:
     """Set the initial weight of a norm."""
     vars(norm)["first_weight"] = weight
 
 
-def first_weight(norm: nn.RMSNorm) -> float:
+def first_weight(norm: nn.Module) -> float:
     """The initial weight of a norm: its mark, else 1."""
     return float(vars(norm).get("first_weight", 1.0))

@@ -21,7 +21,8 @@ LAYERS: dict[str, type[AttentionLayer]] = {
 }
 """Layer class by ``attention_type``."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-"""Projections of every layer; all other parameters depend on the kind."""
+"""Projections of every layer; all other parameters depend on the kind, except those of these norms."""
+QUERY_KEY_NORMS = ("q_norm", "k_norm")
 
 
 def variant_fields() -> tuple[str, ...]:

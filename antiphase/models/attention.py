@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from transformers import Cache, EncoderDecoderCache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -20,8 +22,8 @@ class _Configured(AttentionLayer):
     Attention functions of transformers expect the configuration as an attribute of the layer.
     """
 
-    def __init__(self, config: PreTrainedConfig, layer_idx: int, *, is_causal: bool = True, bias: bool = False) -> None:
-        super().__init__(**layer_arguments(config, layer_idx), is_causal=is_causal, bias=bias)
+    def __init__(self, config: PreTrainedConfig, layer_idx: int, **options: Any) -> None:
+        super().__init__(**layer_arguments(config, layer_idx), **options)
         self.config = config
 
     def attention_function(self) -> AttentionFunction:
@@ -54,8 +56,12 @@ def function_for(layer: AttentionLayer, implementation: str) -> AttentionFunctio
 _CLASSES: dict[type[AttentionLayer], type[_Configured]] = {}
 
 
-def attention_layer(config: PreTrainedConfig, layer_idx: int, **options: bool) -> AttentionLayer:
-    """The attention layer of type ``config.attention_type``; ``options`` are ``is_causal`` and ``bias``."""
+def attention_layer(config: PreTrainedConfig, layer_idx: int, **options: Any) -> AttentionLayer:
+    """The attention layer of type ``config.attention_type``.
+
+    ``options`` are those that no field of a configuration sets: ``is_causal``, ``bias``, ``output_bias``,
+    ``qk_norm_eps``.
+    """
     plain = LAYERS[config.attention_type]
     if plain not in _CLASSES:
         _CLASSES[plain] = type(plain.__name__, (_Configured, plain), {"__doc__": plain.__doc__, "__module__": __name__})

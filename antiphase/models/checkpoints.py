@@ -18,17 +18,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from antiphase.errors import InputError
-from antiphase.models.conversion import (
-    HEAD,
-    Conversion,
-    Format,
-    check_tied,
-    plan_conversion,
-    tensor_shapes,
-)
+from antiphase.models.conversion import Format, check_tied, plan_conversion
 from antiphase.models.model_card import write_model_card
 from antiphase.models.portable import make_portable
 from antiphase.models.pretrained import AttendingPreTrainedModel
+from antiphase.models.recipes import HEAD, Conversion, tensor_shapes
+from antiphase.models.source_formats import current_names, embedding_there
 from antiphase.reading.gguf import is_gguf
 from antiphase.reading.models import (
     INDEX,
@@ -56,8 +51,8 @@ KEPT = set(AttendingPreTrainedModel._keep_in_fp32_modules_strict)
 """Parameters that keep their dtype."""
 GGUF_SHARD = 5 << 30
 """Largest bytes of a file of dequantized weights."""
-DTYPES = ("F64", "F32", "BF16", "F16")
-"""Names of supported weight dtypes in safetensors; any other dtype means a quantized model."""
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""Supported dtypes of weights by their names in safetensors; any other dtype means a quantized model."""
 
 
 class Checkpoint:
@@ -79,7 +74,15 @@ class Checkpoint:
                 raise InputError(
                     f"{FLAG} {name}: the tensor {tensor} is of type {kind}, expected one of {', '.join(DTYPES)}"
                 )
+        self.stored = current_names(self.config, self.weights.shapes)
         self.largest_shard = max(path.stat().st_size for path in self.weights.files)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the model, as transformers loads it: that of the configuration, or of the first tensor."""
+        if isinstance(self.config.dtype, torch.dtype):
+            return self.config.dtype
+        return DTYPES[next(iter(self.weights.dtypes.values()), "F32")]
 
     def digest(self) -> str:
         """SHA-256 of the weight files."""
@@ -90,13 +93,13 @@ class Checkpoint:
         return found.hexdigest()
 
     def read(self, name: str) -> Tensor:
-        """One tensor, memory-mapped from its file."""
-        return self.weights.read(name)
+        """One tensor of the model, memory-mapped from its file."""
+        return self.weights.read(self.stored[name])
 
     @property
     def model_tensors(self) -> list[str]:
         """Names of the model's own tensors, without a redundant copy of a tied head."""
-        return [name for name in self.weights.shapes if not (name == HEAD and self.config.tie_word_embeddings)]
+        return [name for name in self.stored if not (name == HEAD and self.config.tie_word_embeddings)]
 
     def check(self) -> None:
         """Compare the tensors with the configuration and read them all once, at several GB/s.
@@ -108,9 +111,9 @@ class Checkpoint:
         place = f"{FLAG} {self.name}"
         with usable_config(self.name, FLAG):
             expected = tensor_shapes(self.config)
-        found = {name: self.weights.shapes[name] for name in self.model_tensors}
-        if len(found) < len(self.weights.shapes):  # some tools store a redundant copy of the tied head
-            check_tied(self.read, place)
+        found = {name: self.weights.shapes[self.stored[name]] for name in self.model_tensors}
+        if len(found) < len(self.stored):  # some tools store a redundant copy of the tied head
+            check_tied(self.read, place, embedding_there(self.config))
         check_shapes(found, expected, place)
         check_tensors(place, broken=(name for name in found if not is_finite(self.read(name))))
 
@@ -142,6 +145,10 @@ class GgufCheckpoint(Checkpoint):
         self.config = self.model.config
         self.state = self.model.state_dict()
         self.largest_shard = GGUF_SHARD
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.model.dtype
 
     def read(self, name: str) -> Tensor:
         return self.state[name]
@@ -176,10 +183,10 @@ def convert(
     whole.
 
     Args:
-        source: local folder, GGUF file or Hub name of a Llama, Mistral, DiffLlama or antiphase model.
+        source: local folder, GGUF file or Hub name of a model that ``plan_conversion`` takes.
         target: folder to create.
-        to, attention_type, control: as for ``plan_conversion``; ``to`` None means "antiphase", or "llama" for a GGUF
-            file whose attention stays.
+        to, attention_type, control: as for ``plan_conversion``; ``to`` None means "antiphase", or "llama" for a Llama
+            in a GGUF file whose attention stays.
         dtype: of the written weights; None: as in the source, float32 for a GGUF file. λ stays in float32.
         portable: also write the modeling code, so that the folder loads without this package.
         say: called with a message for each shard written.
@@ -197,19 +204,23 @@ def convert(
     if is_gguf(source):
         say("dequantizing the weights")
         checkpoint: Checkpoint = GgufCheckpoint(source, dtype=dtype)
-        to = to or ("llama" if attention_type is None else "antiphase")
+        if to is None and attention_type is None and checkpoint.config.model_type == "llama":
+            to = "llama"
     else:
-        checkpoint, to = Checkpoint(source), to or "antiphase"
+        checkpoint = Checkpoint(source)
+    to = to or "antiphase"
     if portable and to != "antiphase":
         raise InputError(f"--portable cannot be used with a result of format {to}, which transformers loads by itself")
-    conversion = plan_conversion(checkpoint.config, to=to, attention_type=attention_type, control=control)
+    chosen = None if dtype is None else getattr(torch, dtype)
+    conversion = plan_conversion(
+        checkpoint.config, to=to, attention_type=attention_type, control=control, dtype=chosen or checkpoint.dtype
+    )
     checkpoint.check()
     config = conversion.config
     with usable_config(source, FLAG), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     checkpoint.check_words(model)
     with _written_folder(target) as folder:
-        chosen = None if dtype is None else getattr(torch, dtype)
         _write_shards(conversion, checkpoint, folder, chosen, say)
         config.dtype = chosen or config.dtype
         config.architectures = [type(model).__name__]

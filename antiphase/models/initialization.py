@@ -27,12 +27,14 @@ def initialize(model: AntiphasePreTrainedModel, seed: int) -> None:
     """Fill every parameter in place from a generator keyed by ``seed`` and the parameter's name.
 
     Matrices follow the configuration's ``initializer`` (``start.py``) and λ vectors N(0, 0.1²); norms start at one,
-    head norms at ``head_norm_init``, and parameters that variants add at zero.
+    head norms at ``head_norm_init``, and biases and parameters that variants add at zero.
     """
     owners = {f"{path}.{name}": module for path, module in model.named_modules() for name in module._parameters}
     for name, parameter in model.named_parameters():
         owner, last = owners[name], name.rpartition(".")[2]
-        if isinstance(owner, nn.RMSNorm):
+        if last == "bias":
+            parameter.zero_()
+        elif isinstance(owner, (nn.RMSNorm, nn.LayerNorm)):
             parameter.fill_(first_weight(owner))
         elif isinstance(owner, AttentionLayer) and last in owner.zero_at_start:
             parameter.zero_()

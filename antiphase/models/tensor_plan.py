@@ -18,7 +18,8 @@ def tensor_plan(config: Any) -> dict[str, str] | None:
     """The style of each module that is divided, by its name in the base model; None if heads cannot be divided.
 
     Processes take heads and channels of the MLP as they stand in a row (Shoeybi et al., 1909.08053, section 3), so each
-    head's two maps, keys and halves of values stay together. λ vectors of V1 are whole everywhere. What counts heads
+    head's two maps, keys and halves of values stay together. λ vectors of V1, norms of queries and keys, and biases of
+    sums are whole everywhere. What counts heads
     outside a projection cannot be divided: sinks, an offset of λ for each head, DEX, shared second maps, and pairs that
     read different keys.
     """
@@ -34,8 +35,11 @@ def tensor_plan(config: Any) -> dict[str, str] | None:
         plan["lambda_proj"] = COLUMNS
     if option(config, "head_norm"):
         plan["head_norm"] = SHARED
+    if config.use_qk_norm:
+        plan |= {"q_norm": SHARED, "k_norm": SHARED}
     plan["o_proj"] = ROWS
-    mlp = {"gate_proj": COLUMNS, "up_proj": COLUMNS, "down_proj": ROWS}
+    mlp = {"gate_proj": COLUMNS} if config.gated_mlp else {}
+    mlp |= {"up_proj": COLUMNS, "down_proj": ROWS}
     return {
         **{f"layers.*.self_attn.{name}": style for name, style in plan.items()},
         **{f"layers.*.mlp.{name}": style for name, style in mlp.items()},

@@ -1,4 +1,4 @@
-"""The decoder: embedding, blocks of norm, attention, norm and SwiGLU, final norm and language-model head."""
+"""The decoder: embedding, blocks of norm, attention, norm and MLP, final norm and language-model head."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from transformers.modeling_layers import (
     GradientCheckpointingLayer,
 )
 from transformers.modeling_outputs import BaseModelOutputWithPast
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.exchange import Exchange
-from antiphase.layers.norm import RMSNorm
-from antiphase.layers.swiglu import SwiGLU
+from antiphase.layers.mlp import MLP
+from antiphase.layers.norm import NORMS
 from antiphase.models.attention import attention_layer
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.heads import CausalHead
@@ -36,17 +36,30 @@ MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_slidi
 
 
 class Block(GradientCheckpointingLayer):
-    """Y = X + attention(norm(X)); Y + SwiGLU(norm(Y)) (2410.05258, equation 5)."""
+    """Y = X + attention(norm(X)); Y + MLP(norm(Y)) (2410.05258, equation 5).
+
+    With ``use_parallel_residual``, X + attention(norm(X)) + MLP(norm'(X)) (GPT-NeoX, 2204.06745, section 2.1).
+    """
 
     def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
         super().__init__()
-        self.self_attn = attention_layer(config, layer_idx)
-        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size)
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.is_parallel = config.use_parallel_residual
+        self.self_attn = attention_layer(
+            config, layer_idx, bias=config.attention_bias or config.qkv_bias, output_bias=config.attention_bias,
+            qk_norm_eps=config.rms_norm_eps if config.use_qk_norm else None,
+        )  # fmt: skip
+        self.mlp = MLP(
+            config.hidden_size, config.intermediate_size, activation=config.hidden_act, gated=config.gated_mlp,
+            bias=config.mlp_bias,
+        )  # fmt: skip
+        norm = NORMS[config.norm_type]
+        self.input_layernorm = norm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        if self.is_parallel:
+            return self.mlp(self.post_attention_layernorm(hidden_states)) + attended + hidden_states
         hidden_states = hidden_states + attended
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
@@ -73,6 +86,8 @@ class AntiphasePreTrainedModel(AttendingPreTrainedModel):
                 nn.init.uniform_(module.weight, -size, size)
             else:
                 nn.init.normal_(module.weight, std=size)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
         else:
             super()._init_weights(module)
 
@@ -102,8 +117,8 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = LlamaRotaryEmbedding(config=config)
+        self.norm = NORMS[config.norm_type](config.hidden_size, config.rms_norm_eps)
+        self.rotary_emb = GPTNeoXRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
         self.post_init()
 

@@ -9,7 +9,7 @@ from antiphase.errors import InputError, nearest
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.registry import LAYERS, variant_fields
 
-SET_BY_MODEL = ("is_causal", "bias", "context_size", "attention")
+SET_BY_MODEL = ("is_causal", "bias", "output_bias", "qk_norm_eps", "context_size", "attention")
 """Options of a layer that its model sets, independent of configuration fields with these names."""
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from antiphase.config import ModelSettings
 from antiphase.errors import InputError, naming
+from antiphase.models.block_fields import ROTATED
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
 
-OF_RUNS = ("kind", "dex_steps", "rope_theta")
+OF_RUNS = ("kind", "dex_steps", "rope_theta", ROTATED)
 """Settings of a run's model that are no field of a configuration, or do not belong to the weights."""
 
 
@@ -25,7 +26,9 @@ def model_settings(config: AntiphaseConfig, *, flag: str) -> dict[str, Any]:
     if rope.get("rope_type", "default") != "default":
         raise InputError(f"{flag} has a RoPE of type {rope['rope_type']!r}; only a plain one can be trained further")
     names = [field.name for field in dataclasses.fields(ModelSettings) if field.name not in OF_RUNS]
-    return {f"model.{name}": getattr(config, name) for name in names} | {"model.rope_theta": rope["rope_theta"]}
+    found = {name: getattr(config, name) for name in names}
+    found |= {"rope_theta": rope["rope_theta"], ROTATED: rope.get(ROTATED, 1.0)}
+    return {f"model.{name}": value for name, value in found.items()}
 
 
 def overrides_from(folder: str, *, flag: str) -> list[str]:

@@ -16,7 +16,8 @@ from antiphase.interface import TRITON
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.exchange import check_heads
 from antiphase.layers.functions import DIFFERENTIAL
-from antiphase.layers.registry import LAYERS, PROJECTIONS, attention_layers, variant_fields
+from antiphase.layers.registry import LAYERS, PROJECTIONS, QUERY_KEY_NORMS, attention_layers, variant_fields
+from antiphase.models.block_fields import BLOCK, ROTATED
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize, seeded
@@ -40,7 +41,8 @@ RECURRENT = "antiphase_recurrent"
 STRUCTURE = (
     "attention_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "head_dim", "rope_parameters", "rms_norm_eps", "head_norm_eps", "tie_word_embeddings",
-    "layer_types", "embedding_multiplier", *(name for name in variant_fields() if name != "dex_steps"),
+    "layer_types", "sliding_window", "embedding_multiplier", *BLOCK,
+    *(name for name in variant_fields() if name != "dex_steps"),
 )  # fmt: skip
 """Fields that must agree for weights to be interchangeable; ``rope_parameters`` may change for longer sequences."""
 
@@ -218,7 +220,8 @@ def sized_config(settings: RunSettings, **words: Any) -> PreTrainedConfig:
     if kind != "transformer":
         sizes = {name: chosen[name] for name in ("hidden_size", "num_hidden_layers", "tie_word_embeddings")}
         return AutoConfig.for_model(RECURRENT, cell=kind, embedding_size=chosen["hidden_size"], **sizes, **words)
-    chosen["rope_parameters"] = {"rope_type": "default", "rope_theta": chosen.pop("rope_theta")}
+    rope = {"rope_type": "default", "rope_theta": chosen.pop("rope_theta"), ROTATED: chosen.pop(ROTATED)}
+    chosen["rope_parameters"] = rope
     longest = max([settings.data.sequence_length, *settings.evaluation.lengths])
     chosen["max_position_embeddings"] = chosen["max_position_embeddings"] or longest
     return AntiphaseConfig(**chosen, **words)
@@ -230,7 +233,7 @@ def attention_only(model: PreTrainedModel) -> int:
         parameter.numel()
         for layer in attention_layers(model)
         for name, parameter in layer.named_parameters()
-        if not name.startswith(PROJECTIONS)
+        if not name.startswith((*PROJECTIONS, *QUERY_KEY_NORMS))
     )
 
 

@@ -36,15 +36,20 @@ def divide_heads(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     divided: dict[int, nn.Parameter] = {}
     module: Any
     for name, module in model.named_modules():
-        placement = PLACEMENTS.get(plan.get(re.sub(r"\.\d+\.", ".*.", name), ""), Replicate())
+        style = plan.get(re.sub(r"\.\d+\.", ".*.", name), "")
         parameters = list(module.named_parameters(recurse=False))
         for key, parameter in parameters:
             if id(parameter) not in divided:  # tied ones are divided once
+                is_whole = style == ROWS and key == "bias"
+                placement = Replicate() if is_whole else PLACEMENTS.get(style, Replicate())
                 part = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
                 divided[id(parameter)] = nn.Parameter(part, requires_grad=parameter.requires_grad)
             module.register_parameter(key, divided[id(parameter)])
         if parameters:
-            module.forward = _with_own_parts(module, module.forward, in_attention=".self_attn" in name)
+            module.forward = _with_own_parts(
+                module, module.forward, give_terms=".self_attn" in name or style == ROWS,
+                shares=mesh.size() if style == ROWS else 1,
+            )  # fmt: skip
     group = mesh.get_group().group_name
     block: Any
     for block in blocks(model):
@@ -64,26 +69,31 @@ def _summed(forward: Callable[..., Any], group: str) -> Callable[..., Any]:
     return whole
 
 
-def _with_own_parts(module: Any, forward: Callable[..., Any], *, in_attention: bool) -> Callable[..., Any]:
+def _with_own_parts(
+    module: Any, forward: Callable[..., Any], *, give_terms: bool, shares: int
+) -> Callable[..., Any]:  # fmt: skip
     def computed(*arguments: Any, **named: Any) -> Any:
-        with own_parts(module, in_attention=in_attention):
+        with own_parts(module, give_terms=give_terms):
+            if shares > 1 and module._parameters.get("bias") is not None:
+                module._parameters["bias"] = module._parameters["bias"] / shares  # the sum of all terms has it once
             return forward(*arguments, **named)
 
     return computed
 
 
 @contextmanager
-def own_parts(module: Any, *, in_attention: bool = False) -> Iterator[None]:
+def own_parts(module: Any, *, give_terms: bool = False) -> Iterator[None]:
     """Within the block, a module's own parameters are what this process holds of them.
 
     It begins within the forward pass of the module that has the parameters, after ``fully_shard`` has gathered them.
 
     Args:
-        in_attention: gradients of whole parameters are terms of a sum, because each process has its own heads.
+        give_terms: gradients of whole parameters are terms of a sum, because each process has its own heads, or its
+            share of a bias.
     """
     held = {key: one for key, one in module._parameters.items() if isinstance(one, DTensor)}
     for key, parameter in held.items():
-        is_term = in_attention and parameter.placements == (Replicate(),)
+        is_term = give_terms and parameter.placements == (Replicate(),)
         module._parameters[key] = parameter.to_local(grad_placements=[Partial()] if is_term else parameter.placements)
     try:
         yield

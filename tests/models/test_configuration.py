@@ -39,6 +39,15 @@ def test_an_unknown_field_near_nothing_lists_the_known_ones():
         ({"layer_types": ["full_attention"]}, ["layer_types", "12 layers"]),
         ({"layer_types": ["full_attention"] * 11 + ["chunked"]}, ["layer_types", "chunked"]),
         ({"layer_types": ["sliding_attention"] * 12}, ["layer_types", "sliding_window is not set"]),
+        ({"hidden_act": "gelu_pytorch_tan"}, ["hidden_act", "did you mean 'gelu_pytorch_tanh'"]),
+        ({"hidden_act": None}, ["hidden_act", "None"]), ({"norm_type": "rms"}, ["norm_type", "layer_norm", "'rms'"]),
+        ({"gated_mlp": 0}, ["gated_mlp must be true or false, got 0"]),
+        ({"attention_bias": True, "qkv_bias": True}, ["qkv_bias", "attention_bias"]),
+        *(
+            ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}},
+             ["partial_rotary_factor", str(share)])
+            for share in (0, 1.5, 0.01, "0.5", True)
+        ),
         *(
             (
                 {"attention_type": "differential_v2", "num_key_value_heads": n},
@@ -54,6 +63,22 @@ def test_a_field_that_cannot_be_used_is_named_with_what_came(fields, names):
     for name in names:
         assert name in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+BLOCK = {"hidden_act": "gelu", "gated_mlp": False, "mlp_bias": True, "qkv_bias": True, "use_qk_norm": True,
+         "norm_type": "layer_norm", "use_parallel_residual": True}  # fmt: skip
+
+
+def test_fields_of_blocks_are_stored_only_where_they_are_not_llamas(tmp_path):
+    """So that the files of other models, and what is hashed of them, stay as they were."""
+    plain = AntiphaseConfig(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0})
+    assert plain.to_dict() == AntiphaseConfig().to_dict()
+    assert not {*BLOCK, "attention_bias"} & plain.to_dict().keys()
+    config = AntiphaseConfig(**BLOCK)
+    config.save_pretrained(tmp_path)
+    for found in (AutoConfig.from_pretrained(tmp_path), copy.deepcopy(config)):
+        assert {name: getattr(found, name) for name in BLOCK} == BLOCK
+    assert AntiphaseConfig().hidden_act == "silu"
 
 
 def test_softmax_layers_take_odd_maps_that_differential_layers_refuse():

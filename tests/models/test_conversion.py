@@ -50,6 +50,7 @@ LAYOUTS = {
     "odd-number-of-differential-heads": {"heads": 6, "key_heads": 2},
     "odd-number-of-differential-heads-mha": {"heads": 6},
     "own-head-width": {"heads": 8, "key_heads": 4, "head_dim": 10}, "tied": {"heads": 8, "tie_word_embeddings": True},
+    "biases": {"heads": 6, "key_heads": 2, "attention_bias": True, "hidden_act": "gelu_pytorch_tanh"},
     "rope": {"heads": 8, "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}},
 }  # fmt: skip
 
@@ -57,6 +58,7 @@ LAYOUTS = {
 @pytest.mark.parametrize(("source", "kind", "layout"), [
     *(pytest.param(llama, "softmax", layout, id=f"llama-{name}") for name, layout in LAYOUTS.items()),
     pytest.param(llama, "softmax", {"heads": 3, "key_heads": 1}, id="llama-odd-number-of-heads"),
+    pytest.param(llama, "softmax", {"mlp_bias": True}, id="llama-biases-of-the-mlp"),
     *(pytest.param(diffllama, "differential", layout, id=f"diffllama-{name}") for name, layout in LAYOUTS.items()),
 ])  # fmt: skip
 def test_a_model_becomes_ours_and_itself_again(source, kind, layout):
@@ -223,16 +225,15 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
 @pytest.mark.parametrize(
     ("config", "options", "pattern"),
     [
-        (hf.LlamaConfig(**SIZES, num_attention_heads=8, attention_bias=True), {}, "attention_bias=True"),
-        (hf.LlamaConfig(**SIZES, num_attention_heads=8, mlp_bias=True), {}, "mlp_bias=True"),
-        (hf.LlamaConfig(**SIZES, num_attention_heads=8, hidden_act="gelu"), {}, "hidden_act='gelu'"),
-        (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8, attention_bias=True), {}, "attention_bias=True"),
+        (hf.LlamaConfig(**SIZES, num_attention_heads=8, attention_dropout=0.1), {}, "attention_dropout=0.1"),
+        (hf.LlamaConfig(**SIZES, num_attention_heads=8, hidden_act="mish"), {}, "hidden_act='mish'"),
+        (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8, hidden_act="tanh"), {}, "hidden_act='tanh'"),
         (
             hf.LlamaConfig(**SIZES, num_attention_heads=8, quantization_config={"quant_method": "gptq", "bits": 4}),
             {},
             "SOURCE is quantized",
         ),
-        (hf.Qwen2Config(**SIZES, num_attention_heads=8, num_key_value_heads=8), {}, "model of type 'qwen2'"),
+        (hf.Olmo2Config(**SIZES, num_attention_heads=8), {}, "model of type 'olmo2'"),
         (
             hf.LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=STRETCHED),
             {},

@@ -57,6 +57,16 @@ def test_the_model_of_a_file_computes_what_its_weights_say(tmp_path, written, te
     loaded.model.save_pretrained(tmp_path / "again")  # an ordinary model, not a quantized one
 
 
+@pytest.mark.parametrize("kind", [None, "differential_v2"])
+def test_a_qwen2_of_a_file_becomes_a_model_here(tmp_path, text_tokenizer, kind):
+    """It cannot become a Llama, as that of a Llama's file does: its biases would be left out."""
+    model = llama(len(text_tokenizer), kind="qwen2")
+    path = write_gguf(tmp_path / "a.gguf", model, text_tokenizer, architecture="qwen2")
+    config = convert(str(path), tmp_path / "out", attention_type=kind)
+    assert (config.model_type, config.qkv_bias) == ("antiphase", True)
+    torch.testing.assert_close(logits(load_model(str(tmp_path / "out")).model), logits(model), atol=2e-5, rtol=2e-5)
+
+
 @pytest.mark.slow
 def test_a_converted_folder_needs_transformers_alone(tmp_path, written):
     convert(str(written[0]), tmp_path / "llama")

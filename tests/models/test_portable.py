@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 from safetensors.torch import save_file
 
 import antiphase as package
@@ -62,6 +63,12 @@ FORMS = {
               "output_gate": True},
     "across": {"attention_type": "differential_v2_across", "num_key_value_heads": 2},
     "dex": {"attention_type": "softmax", "dex_heads": [[0, 2], [1], []]},
+    "qwen3-v1": {"attention_type": "differential", "use_qk_norm": True, "qkv_bias": True},
+    "gemma-v2": {"attention_type": "differential_v2", "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh",
+                 "norm_type": "zero_centered_rms_norm", "embedding_multiplier": 3.0, "attention_bias": True},
+    "gpt_neox": {"attention_type": "softmax", "norm_type": "layer_norm", "gated_mlp": False, "mlp_bias": True,
+                 "hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True,
+                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
 }  # fmt: skip
 
 
@@ -69,6 +76,12 @@ def saved(folder, tiny_config, form):
     """A small model in a portable folder, with inputs, its logits and what it generates."""
     model = randomize(package.AntiphaseForCausalLM(tiny_config(**FORMS[form])), 0.2).eval()
     model.save_pretrained(folder, portable=True)
+    expect(folder, model)
+    return model
+
+
+def expect(folder, model):
+    """Write inputs, the model's logits and what it generates."""
     ids = ids_of(2, 12)
     mask = torch.ones_like(ids)
     mask[1, -3:] = 0
@@ -77,7 +90,6 @@ def saved(folder, tiny_config, form):
         new = model.generate(ids[:1], attention_mask=mask[:1], max_new_tokens=6, do_sample=False, pad_token_id=0)
     tensors = {"ids": ids, "mask": mask, "logits": logits.contiguous(), "generated": new}
     save_file(tensors, folder / "expected.safetensors")
-    return model
 
 
 def alone(python, code, folder, *arguments):
@@ -150,13 +162,30 @@ def test_without_the_package_a_model_computes_the_same(tmp_path, tiny_config):
     check(alone(sys.executable, BLOCKED + USE, tmp_path, "eager,sdpa"), ["eager", "sdpa"])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["", "--attention-type differential_v2"], ids=["softmax", "differential_v2"])
+def test_a_converted_qwen3_computes_without_the_package_what_it_did(tmp_path, antiphase, words):
+    """``transformers``' own model says what is expected."""
+    config = hf.Qwen3Config(
+        vocab_size=61, hidden_size=48, intermediate_size=40, num_hidden_layers=3, num_attention_heads=6,
+        num_key_value_heads=3, head_dim=10, attention_bias=True, use_sliding_window=True, sliding_window=4,
+        max_window_layers=1, max_position_embeddings=96, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    theirs = randomize(hf.Qwen3ForCausalLM(config), 0.2)
+    theirs.save_pretrained(tmp_path / "theirs")
+    code, _, err = antiphase("convert", tmp_path / "theirs", tmp_path / "ours", "--portable", words)
+    assert code == 0, err
+    expect(tmp_path / "ours", theirs)
+    check(alone(sys.executable, BLOCKED + USE, tmp_path / "ours", "eager,sdpa"), ["eager", "sdpa"])
+
+
 def test_the_file_is_the_packages_code_and_complete(tmp_path):
     """Every name in it is defined, nothing is unused, and definitions are those of the modules."""
     import inspect
 
     from antiphase.layers.attention import AttentionLayer
     from antiphase.layers.differential_v2 import DifferentialAttentionV2
-    from antiphase.layers.swiglu import SwiGLU
+    from antiphase.layers.mlp import MLP
     from antiphase.models.transformer import Block
 
     text = portable.code()
@@ -167,7 +196,7 @@ def test_the_file_is_the_packages_code_and_complete(tmp_path):
     assert done.returncode == 0, done.stdout
     assert "import antiphase" not in text
     assert "from antiphase" not in text
-    for whole in (Block, SwiGLU, AttentionLayer.forward, DifferentialAttentionV2.lam):
+    for whole in (Block, MLP, AttentionLayer.forward, DifferentialAttentionV2.lam):
         assert inspect.getsource(whole) in text
     assert "v1_step" not in text
 

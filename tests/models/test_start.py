@@ -50,6 +50,27 @@ def test_the_default_start_has_one_spread_and_no_multiplier(kind, keyed):
 
 @every_kind
 @either_way
+@pytest.mark.parametrize("norm", ["layer_norm", "zero_centered_rms_norm"])
+def test_biases_start_at_zero_and_norms_at_one(kind, keyed, norm):
+    model = build(
+        kind, keyed=keyed, norm_type=norm, attention_bias=True, mlp_bias=True, gated_mlp=False, use_qk_norm=True
+    )
+    found = {}
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1 and "lambda" not in name:
+            (value,) = set(parameter.tolist())
+            found.setdefault(name.removeprefix("model.").removeprefix("layers.1."), value)
+    zero_centered = norm.startswith("zero")
+    assert found["self_attn.o_proj.bias"] == found["mlp.up_proj.bias"] == 0.0
+    assert found["self_attn.q_norm.weight"] == found["self_attn.k_norm.weight"] == 1.0
+    for name in ("norm", "input_layernorm", "post_attention_layernorm"):
+        assert found[f"{name}.weight"] == (0.0 if zero_centered else 1.0)
+        assert found.get(f"{name}.bias", 0.0) == 0.0
+    assert has_spread(model.model.layers[0].mlp.down_proj.weight, 0.02)
+
+
+@every_kind
+@either_way
 def test_fan_in_starts_the_residual_stream_at_rms_one_and_matrices_by_their_inputs(kind, keyed):
     model = build(kind, keyed=keyed, initializer="fan_in")
     hidden = model(torch.arange(30)[None], output_hidden_states=True).hidden_states[0]

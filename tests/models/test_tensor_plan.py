@@ -17,15 +17,18 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 24, "nu
 
 @pytest.mark.slow
 def test_divided_weights_have_the_logits_and_tokens_of_whole_ones(tmp_path):
-    """V1's halves of values and its norm, gates, V2's λ and tied embeddings included."""
+    """V1's halves of values and its norm, gates, V2's λ, tied embeddings, biases, norms of queries and keys."""
     cases = {
         "softmax": {},
         "differential": {"num_key_value_heads": 4, "output_gate": True},
         "differential_v2": {"tie_word_embeddings": True},
-    }
+        "gpt_neox": {"attention_type": "softmax", "attention_bias": True, "mlp_bias": True, "gated_mlp": False,
+                     "norm_type": "layer_norm", "use_parallel_residual": True},
+        "qwen3": {"attention_type": "differential_v2", "use_qk_norm": True, "qkv_bias": True},
+    }  # fmt: skip
     for seed, (kind, fields) in enumerate(cases.items()):
         torch.manual_seed(seed)
-        config = antiphase.AntiphaseConfig(attention_type=kind, **SIZES, **fields)
+        config = antiphase.AntiphaseConfig(**{"attention_type": kind, **SIZES, **fields})
         model = antiphase.AntiphaseForCausalLM(config)
         with torch.no_grad():
             for parameter in model.parameters():

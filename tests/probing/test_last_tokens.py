@@ -21,6 +21,9 @@ OWN = {
     "V1 with a window": {"layer_types": ["sliding_attention"] * 3, "sliding_window": 5},
     "V1 with shared noise": {"num_key_value_heads": 4, "num_noise_heads": 2}, "V1 and gate": {"output_gate": True},
     "V2": {"attention_type": "differential_v2"}, "V2 across": {"attention_type": "differential_v2_across"},
+    "V1 with norms of queries and keys, and biases": {"use_qk_norm": True, "attention_bias": True},
+    "parallel blocks": {"attention_type": "softmax", "attention_bias": True, "mlp_bias": True, "gated_mlp": False,
+                        "norm_type": "layer_norm", "use_parallel_residual": True},
 }  # fmt: skip
 EVERY = [*OWN, *FOREIGN]
 

@@ -53,6 +53,25 @@ def test_memory_is_what_counted_tensors_take(size, changes):
     assert found.total == pytest.approx(counted["peak"], rel=0.1)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["model.use_qk_norm=true", "model.qkv_bias=true", "model.norm_type=zero_centered_rms_norm"],
+        ["model.attention_type=softmax", "model.gated_mlp=false", "model.mlp_bias=true", "model.attention_bias=true",
+         "model.hidden_act=gelu", "model.norm_type=layer_norm"],
+        ["model.attention_type=softmax", "model.use_parallel_residual=true", "model.partial_rotary_factor=0.25"],
+    ],
+)  # fmt: skip
+@pytest.mark.slow
+def test_memory_of_blocks_of_other_decoders(size, changes):
+    few_words = ["data.vocabulary_size=300", "model.num_hidden_layers=6", "training.batch_size=16"]
+    run = load_preset(str(size), [*few_words, *changes]).run
+    counted = counted_step(run, shard=False)
+    found = memory(sizes_of(run)[1], step_of(run, gpus=1, shard=1))
+    assert found.weights + found.optimizer == pytest.approx(counted["at_rest"], rel=1e-3)
+    assert found.total == pytest.approx(counted["peak"], rel=0.02)
+
+
 def counted_in_processes(size, tmp_path, changes, count=2):
     script = Path(__file__).parents[1] / "support" / "counted_step.py"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]

@@ -46,6 +46,14 @@ def test_at_the_same_base_it_is_the_same_function_before_it_is_trained(tmp_path,
         torch.testing.assert_close(new(input_ids=ids).logits, old(input_ids=ids).logits, atol=1e-5, rtol=0)
 
 
+def test_the_base_is_raised_for_the_channels_that_positions_rotate(tmp_path, tiny_preset):
+    half = ["model.partial_rotary_factor=0.5", "model.head_dim=8", "training.steps=2", "training.warmup_steps=1"]
+    train_run(load_preset(str(tiny_preset), half).run, tmp_path / "trained", resume=False)
+    run = extension(str(tmp_path / "trained"), length=75)
+    assert run.model.rope_theta == raised_base(theta=10000.0, width=4, ratio=3.0)
+    assert run.model.partial_rotary_factor == 0.5
+
+
 def test_unset_fields_keep_the_models_own_values(trained):
     run, own = extension(trained, length=75), load_preset(f"{trained}/run.yaml").run
     assert run.training.steps == 2  # a tenth

@@ -18,7 +18,7 @@ from antiphase.studies.grid import Grid
 from antiphase.studies.training_run import curve_evaluations
 from antiphase.studies.upcycle.measure import upcycle, upcycle_preset
 from antiphase.training.loop import train
-from support.models import save, small_llama
+from support.models import OTHERS, save, small_llama, small_other
 
 ARMS = ["softmax", "control", "differential_v2"]
 
@@ -100,6 +100,50 @@ def test_a_model_from_elsewhere_brings_its_sizes_and_tokenizer(tmp_path, generat
     ids = torch.tensor([tokenizer("Hello there").input_ids])
     first = AutoModelForCausalLM.from_pretrained(tmp_path / "up" / "start" / "differential_v2")
     torch.testing.assert_close(first(ids).logits, llama(ids).logits, rtol=1e-4, atol=1e-5)
+
+
+SMALL = [
+    "training.steps=2", "training.warmup_steps=1", "data.sequence_length=128", "training.batch_size=2",
+    "evaluation.samples=2", "evaluation.curve_samples=2", "evaluation.validation_sequences=4", "compare.processes=1",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OTHERS)
+def test_converted_folders_of_other_architectures_bring_their_fields_to_training(
+    tmp_path, generated_text, antiphase, kind
+):
+    """Softmax, V2 and DEX begin as the source's function, by which loss and logits are measured."""
+    text = tmp_path / "text.txt"
+    text.write_text(generated_text)
+    tokenizer = train_tokenizer([generated_text], vocabulary_size=300)
+    theirs = small_other(kind, tokenizer)
+    model = save(theirs, tokenizer, tmp_path / "theirs")
+    ids = torch.tensor([tokenizer("Hello there, and so on").input_ids])
+    words = [part for word in (*SMALL, "training.learning_rate=1e-12") for part in ("--set", word)]
+    losses = []
+    for name in ("", "--attention-type differential_v2", "--attention-type dex"):
+        ours, run = tmp_path / f"ours{name[-3:]}", tmp_path / f"run{name[-3:]}"
+        code, _, err = antiphase("convert", model, ours, name)
+        assert code == 0, err
+        code, _, err = antiphase("train --preset continue --start-from", ours, "--data", text, "--output", run, words)
+        assert code == 0, err
+        losses.append(Record.load(run).values["final"]["loss"])
+        after = AutoModelForCausalLM.from_pretrained(run)
+        torch.testing.assert_close(after(ids).logits, theirs(ids).logits, rtol=1e-4, atol=1e-4)
+    assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_another_architecture_is_upcycled(tmp_path, generated_text):
+    text = tmp_path / "text.txt"
+    text.write_text(generated_text)
+    tokenizer = train_tokenizer([generated_text], vocabulary_size=300)
+    model = str(save(small_other("gpt_neox", tokenizer), tokenizer, tmp_path / "theirs"))
+    record = upcycle(model, tmp_path / "up", upcycle_preset(model, tmp_path / "up", SMALL, data=[str(text)]))
+    starts, ends = ([run["curve"][place]["loss"] for run in record.values["runs"]] for place in (0, -1))
+    assert starts == pytest.approx([starts[0]] * 3, abs=1e-5)
+    assert all(end != pytest.approx(starts[0], abs=1e-6) for end in ends)
 
 
 @pytest.mark.slow

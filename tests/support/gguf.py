@@ -5,7 +5,7 @@ from importlib import resources
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.layers": "blk",
@@ -31,14 +31,15 @@ def real_file():
     return str(resources.files(package) / FILE)
 
 
-def llama(vocabulary, **fields):
-    """A random Llama of two layers with grouped keys, every weight large enough to matter."""
+def llama(vocabulary, *, kind="llama", **fields):
+    """A random Llama (or Qwen2) of two layers with grouped keys, every weight large enough to matter."""
     sizes = {
         "vocab_size": vocabulary, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
         "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 1, "tie_word_embeddings": True,
     }  # fmt: skip
-    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **fields})).eval()
+    config, build = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}[kind]
+    model = build(config(**{**sizes, **fields})).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -64,7 +65,7 @@ def write_gguf(path, model, tokenizer, *, quantization="Q4_1", architecture="lla
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, tokenizer, chat_template)
     state = dict(model.state_dict())
@@ -75,7 +76,7 @@ def write_gguf(path, model, tokenizer, *, quantization="Q4_1", architecture="lla
         blocks = gguf.quantize(weight.numpy(), stored)
         weight.copy_(torch.from_numpy(gguf.dequantize(blocks, stored)))
         heads = config.num_key_value_heads if "k_proj" in name else config.num_attention_heads
-        if "q_proj" in name or "k_proj" in name:  # llama.cpp rotates neighbouring channels
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):  # it rotates neighbours
             blocks = blocks.reshape(heads, 2, -1, blocks.shape[-1]).swapaxes(1, 2).reshape(blocks.shape)
         for theirs, ours in NAMES.items():
             name = name.replace(theirs, ours)

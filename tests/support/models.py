@@ -32,6 +32,23 @@ def small_llama(tokenizer, **fields):
     return hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=len(tokenizer), **{**sizes, **fields}))
 
 
+OTHERS = {
+    "qwen2": {"num_key_value_heads": 1, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 6},
+    "gemma": {"num_key_value_heads": 1, "head_dim": 6},
+    "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}},
+}  # fmt: skip
+"""Fields of small models of architectures that become ones of this package, by their model types."""
+
+
+def small_other(kind, tokenizer):
+    """A model of one of ``OTHERS``, of the size of the tokenizer and with every parameter random."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    words = {"vocab_size": len(tokenizer), "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = hf.AutoConfig.for_model(kind, max_position_embeddings=256, **sizes, **words, **OTHERS[kind])
+    return randomize(hf.AutoModelForCausalLM.from_config(config), 0.2)
+
+
 def save(model, tokenizer, folder):
     """Write both into a folder."""
     model.save_pretrained(folder)

@@ -70,21 +70,51 @@ def test_every_mesh_has_the_losses_of_one_process(tmp_path, run, train_all, proc
     for kind in KINDS:
         alone = tmp_path / f"{kind}-one"
         for name in meshes:
-            folder = tmp_path / f"{kind}-{name}"
-            assert worst(alone, folder, "loss") < 1e-10
-            assert worst(alone, folder, "gradient_norm") < 1e-10
-            for one, other in zip(metrics(alone), metrics(folder), strict=True):
-                assert (other["lambdas"] or []) == pytest.approx(one["lambdas"] or [], abs=1e-6)  # fp32
-                assert other["gradient_norms"] == pytest.approx(one["gradient_norms"], rel=1e-5)
-            for one, other in zip(values(alone)["curve"], values(folder)["curve"], strict=True):
-                assert other["accuracy"] == one["accuracy"]
-                assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)  # fp32
-            weights, others = load_file(alone / "model.safetensors"), load_file(folder / "model.safetensors")
-            assert weights.keys() == others.keys()
-            for weight in weights:
-                torch.testing.assert_close(others[weight], weights[weight], rtol=0, atol=1e-9)
-            for file in ("config.json", "generation_config.json", "README.md"):
-                assert (folder / file).read_bytes() == (alone / file).read_bytes()
+            assert_same_run(alone, tmp_path / f"{kind}-{name}")
+
+
+def assert_same_run(alone, folder):
+    """Losses, gradients, curve and files are those of one process."""
+    assert worst(alone, folder, "loss") < 1e-10
+    assert worst(alone, folder, "gradient_norm") < 1e-10
+    for one, other in zip(metrics(alone), metrics(folder), strict=True):
+        assert (other["lambdas"] or []) == pytest.approx(one["lambdas"] or [], abs=1e-6)  # fp32
+        assert other["gradient_norms"] == pytest.approx(one["gradient_norms"], rel=1e-5)
+    for one, other in zip(values(alone)["curve"], values(folder)["curve"], strict=True):
+        assert other["accuracy"] == one["accuracy"]
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-6)  # fp32
+    weights, others = load_file(alone / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert weights.keys() == others.keys()
+    for weight in weights:
+        torch.testing.assert_close(others[weight], weights[weight], rtol=0, atol=1e-9)
+    for file in ("config.json", "generation_config.json", "README.md"):
+        assert (folder / file).read_bytes() == (alone / file).read_bytes()
+
+
+BLOCKS = {
+    "gpt_neox": ("model.attention_type=softmax", "model.attention_bias=true", "model.mlp_bias=true",
+                 "model.gated_mlp=false", "model.hidden_act=gelu", "model.norm_type=layer_norm",
+                 "model.use_parallel_residual=true", "model.partial_rotary_factor=0.25", "model.head_dim=8"),
+    "qwen3": ("model.attention_type=differential_v2", "model.use_qk_norm=true", "model.qkv_bias=true",
+              "model.norm_type=zero_centered_rms_norm", "model.layer_types=[full_attention, sliding_attention]",
+              "model.sliding_window=6"),
+}  # fmt: skip
+"""With what blocks of other decoders have: biases of sums, norms of queries and keys, windows."""
+
+
+@pytest.mark.slow
+def test_blocks_of_other_decoders_are_divided_as_well(tmp_path, run, train_all):
+    meshes = ("context=2", "tensor=2", "shard=2")
+    chosen = {name: (*EXACT, *fields, "training.steps=20") for name, fields in BLOCKS.items()}
+    for name, changes in chosen.items():
+        run(tmp_path / f"{name}-one", *changes)
+    train_all(2, {
+        tmp_path / f"{name}-{mesh}": [*changes, f"training.mesh.{mesh}"]
+        for name, changes in chosen.items() for mesh in meshes
+    })  # fmt: skip
+    for name in chosen:
+        for mesh in meshes:
+            assert_same_run(tmp_path / f"{name}-one", tmp_path / f"{name}-{mesh}")
 
 
 WIDE = ("model.hidden_size=64", "model.intermediate_size=160", "data.sequence_length=64", "data.fillers=300",

@@ -211,7 +211,8 @@ def parameter_count(run: RunSettings) -> int:
     Raises:
         InputError: sizes that do not fit; the message names the field.
     """
-    fields = {name: value for name, value in vars(run.model).items() if name not in ("kind", "rope_theta")}
+    positions = ("rope_theta", "partial_rotary_factor")  # have no parameters
+    fields = {name: value for name, value in vars(run.model).items() if name not in ("kind", *positions)}
     fields["max_position_embeddings"] = fields["max_position_embeddings"] or run.data.sequence_length
     with torch.device("meta"):
         return int(AntiphaseForCausalLM(AntiphaseConfig(**{**fields, "vocab_size": 8})).num_parameters())
@@ -225,7 +226,8 @@ def _equalized(run: RunSettings, target: RunSettings) -> int:
     """
     model = run.model
     surplus = parameter_count(run) - parameter_count(target)
-    width = model.intermediate_size - round(surplus / (3 * model.hidden_size * model.num_hidden_layers))
+    matrices = 3 if model.gated_mlp else 2
+    width = model.intermediate_size - round(surplus / (matrices * model.hidden_size * model.num_hidden_layers))
     if width < 1:
         raise InputError(
             f"model.intermediate_size ({model.intermediate_size}) is too small to compensate for a gate's parameters"

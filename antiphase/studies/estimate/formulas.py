@@ -132,20 +132,25 @@ def kept_by_block(sizes: Sizes, step: Step) -> int:
     Each operation keeps what its derivative reads: a norm its input (the residual stream, h, fp32), a product its input
     (the norm's output, h), attention its queries, keys and values (W + 2K) and two statistics of each map and token in
     fp32, V1's head norm the heads' outputs (W), the output projection its input (W; softmax attention has no norm, so
-    these are one tensor), SwiGLU gate, its swish and up, and the last product their product (4f). Queries are rotated
-    into new tensors, and the projections' own outputs go. Norms compute in fp32: under autocast their outputs are
-    converted for the product, which keeps the bf16 copy, and V1's head norm keeps its input as fp32. If GPUs share the
-    sequences, attention keeps the heads' outputs (W) as it has them, too, because they are sent before they are used.
+    these are one tensor), SwiGLU gate, its swish and up, and the last product their product (4f); an MLP without a gate
+    its first product and the activation (2f). Queries are rotated into new tensors, and the projections' own outputs
+    go, but norms of queries and keys keep them (W + K). Attention and MLP in parallel have one input. Norms compute in
+    fp32: under autocast their outputs are converted for the product, which keeps the bf16 copy, and V1's head norm
+    keeps its input as fp32. If GPUs share the sequences, attention keeps the heads' outputs (W) as it has them, too,
+    because they are sent before they are used.
     """
     config, e, hidden = sizes.config, step.width, sizes.config.hidden_size
     query, key, out = query_width(config), key_width(config, step.context), output_width(config)
-    residual = 2 * hidden * FULL
+    residual = (1 if config.use_parallel_residual else 2) * hidden * FULL
     inputs = 2 * hidden * e
     attention = (query + 2 * key) * e + 2 * query // config.head_dim * FULL
     heads = out * (FULL + e) if has_head_norm(config) else out * e
     if step.context > 1:
         heads += out * e
-    return step.tokens * (residual + inputs + attention + heads + 4 * config.intermediate_size * e)
+    if config.use_qk_norm:
+        attention += (query_width(config) + key_width(config)) * FULL
+    mlp = (4 if config.gated_mlp else 2) * config.intermediate_size * e
+    return step.tokens * (residual + inputs + attention + heads + mlp)
 
 
 def query_width(config: AntiphaseConfig) -> int:
@@ -199,10 +204,12 @@ def in_block(sizes: Sizes, step: Step) -> int:
     """Bytes of activations in the backward pass of a block when most are held.
 
     That is in SwiGLU: the last product's derivative has given the gradient of its input (f), whose kept value (f) is
-    free, and the product of gate and up gives two more (2f). With them are the gradients of both residual branches.
+    free, and the product of gate and up gives two more (2f), or without a gate the activation one. With them are the
+    gradients of both residual branches.
     """
     config = sizes.config
-    gradients = 2 * config.intermediate_size * step.width + 2 * config.hidden_size * FULL
+    wide = (2 if config.gated_mlp else 1) * config.intermediate_size * step.width
+    gradients = wide + 2 * config.hidden_size * FULL
     return kept_by_block(sizes, step) + step.tokens * gradients
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from antiphase.config import RunSettings, kept_run, load_preset
 from antiphase.errors import InputError, naming
+from antiphase.models.block_fields import ROTATED
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.studies.extend import ExtendSettings
@@ -83,7 +84,10 @@ def extension(
             f"--validation is missing: {model} held out a share of its text, which longer sequences would cut at other "
             "places; give text that it was not trained on"
         )
-    own = {"theta": config.rope_parameters["rope_theta"], "width": config.head_dim, "ratio": length / before}
+    rope = config.rope_parameters
+    own = {
+        "theta": rope["rope_theta"], "width": int(config.head_dim * rope.get(ROTATED, 1.0)), "ratio": length / before
+    }  # fmt: skip
     changes: dict[str, Any] = {
         "description": f"{Path(model).name}, from {before} to {length} tokens.",
         "model.max_position_embeddings": length,

@@ -71,7 +71,8 @@ def upcycle_preset(
         InputError: no softmax model, settings that cannot be used, or the seed that it was trained with.
     """
     with naming({"SOURCE": "MODEL"}):
-        config = plan_conversion(Checkpoint(model).config).config
+        source = Checkpoint(model)
+        config = plan_conversion(source.config, dtype=source.dtype).config
     if not isinstance(config, AntiphaseConfig) or config.attention_type != "softmax":
         raise InputError(f"MODEL {model} is not a softmax model; only softmax models can be upcycled")
     path = Path(model) / SETTINGS

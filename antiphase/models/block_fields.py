@@ -1,0 +1,73 @@
+"""Fields of a configuration in which blocks of other decoders differ from Llama's, and their checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from antiphase.errors import InputError, nearest
+from antiphase.layers.mlp import ACTIVATIONS
+from antiphase.layers.norm import NORMS
+
+BLOCK: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_act": "silu",
+        "gated_mlp": True,
+        "mlp_bias": False,
+        "attention_bias": False,
+        "qkv_bias": False,
+        "use_qk_norm": False,
+        "norm_type": "rms_norm",
+        "use_parallel_residual": False,
+    }
+)
+"""Their values in Llama, which configurations do not store, so that the files of such models stay as they are."""
+ROTATED = "partial_rotary_factor"
+"""Key in ``rope_parameters``: the share of a map's channels that positions rotate, from the first on."""
+
+
+def check_block(given: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        InputError: a value is invalid; the message names the field.
+    """
+    for name, known in (("hidden_act", ACTIVATIONS), ("norm_type", NORMS)):
+        value = given[name]
+        if not isinstance(value, str) or value not in known:
+            raise InputError(f"{name} must be one of {', '.join(known)}, got {value!r}{nearest(str(value), known)}")
+    for name, default in BLOCK.items():
+        if isinstance(default, bool) and not isinstance(given[name], bool):
+            raise InputError(f"{name} must be true or false, got {given[name]!r}")
+    if given["attention_bias"] and given["qkv_bias"]:
+        raise InputError("qkv_bias cannot be combined with attention_bias, which adds biases to all four projections")
+
+
+def checked_rope(parameters: Mapping[str, Any], *, head_dim: int) -> dict[str, Any]:
+    """A copy of ``rope_parameters``, because transformers completes them in place; without the factor if it is 1.
+
+    Raises:
+        InputError: the share of rotated channels is no number up to 1, or not even two channels.
+    """
+    found = dict(parameters)
+    share = found.get(ROTATED, 1.0)
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1 or head_dim * share < 2:
+        raise InputError(
+            f"{ROTATED} must be a number up to 1 that leaves 2 or more of the {head_dim} channels, got {share!r}"
+        )
+    if share == 1:
+        found.pop(ROTATED, None)
+    return found
+
+
+def of_block(config: Any) -> dict[str, Any]:
+    """The values of these fields in a configuration."""
+    return {name: getattr(config, name) for name in BLOCK}
+
+
+def departures(config: Any, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Fields, except some, in which a configuration differs from Llama's, with their values."""
+    found = {name: value for name, value in of_block(config).items() if value != BLOCK[name]}
+    if ROTATED in config.rope_parameters:
+        found[ROTATED] = config.rope_parameters[ROTATED]
+    return {name: value for name, value in found.items() if name not in without}

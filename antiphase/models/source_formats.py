@@ -1,0 +1,194 @@
+"""How models of other architectures differ from those here: one table, from which conversions into them are made.
+
+An architecture is described by its fields and by its tensors. Everything that the table does not name is equal in both;
+a field whose value would change the function is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+from antiphase.errors import InputError
+from antiphase.layers.differential import VECTORS
+from antiphase.layers.mlp import ACTIVATIONS
+from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.recipes import (
+    EMBEDDING,
+    Conversion,
+    Recipe,
+    changed,
+    head_norm_of,
+    in_full,
+    interleaved,
+    take,
+    tensor_shapes,
+    third,
+)
+
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings", "rope_parameters", "rms_norm_eps", "initializer_range",
+    "tie_word_embeddings", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "dtype",
+)  # fmt: skip
+"""Fields that every architecture has, with the same meaning."""
+Change = Callable[[Tensor], Tensor]
+UNSAID = ("head_dim",)
+"""Those that some leave out."""
+NO_DROPOUT: Mapping[str, tuple[Any, ...]] = {"attention_dropout": (0.0,)}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The differences of an architecture's configuration and tensors from those here."""
+
+    attention_type: str = "softmax"
+    also: tuple[str, ...] = ()
+    """Further fields that have the same meaning there and here."""
+    renamed: Mapping[str, str | None] = field(default_factory=dict)
+    """Its names of fields here, where they differ; None where it has none and the default here is its value."""
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    """Fields here whose values every model of the architecture has."""
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: NO_DROPOUT)
+    """Its fields that nothing here expresses, with the values that can be converted."""
+    embeddings_scaled: bool = False
+    """Embeddings are multiplied by √hidden_size, rounded to the dtype of the weights."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Its names of parts of tensor names, by those here."""
+    changes: Mapping[str, Callable[[int], Change]] = field(default_factory=dict)
+    """How tensors change, given the width of a map, by a part of their names here."""
+    older: Mapping[str, str] = field(default_factory=dict)
+    """Beginnings of tensor names in older checkpoints: those of today."""
+    unused: tuple[str, ...] = ()
+    """Ends of names of tensors that older checkpoints hold and no model uses."""
+
+
+QKV = "attention.query_key_value"
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(also=("hidden_act", "attention_bias", "mlp_bias")),
+    "mistral": Architecture(also=("hidden_act", "sliding_window")),
+    "diffllama": Architecture(
+        attention_type="differential",
+        also=("hidden_act", "attention_bias"),
+        renamed={"head_norm_eps": "rms_norm_eps"},
+        names={"head_norm": "o_proj"},
+        changes={
+            **dict.fromkeys(("q_proj", "k_proj", "v_proj"), lambda width: partial(interleaved, width=width)),
+            "head_norm": lambda width: partial(head_norm_of, width=width),
+            **dict.fromkeys(VECTORS, lambda width: in_full),
+        },
+    ),
+    "qwen2": Architecture(also=("hidden_act", "sliding_window", "layer_types"), implied={"qkv_bias": True}),
+    "qwen3": Architecture(
+        also=("hidden_act", "attention_bias", "sliding_window", "layer_types"), implied={"use_qk_norm": True}
+    ),
+    "gemma": Architecture(
+        also=("hidden_act", "attention_bias"),
+        implied={"norm_type": "zero_centered_rms_norm"},
+        only={**NO_DROPOUT, "use_bidirectional_attention": (None, False)},
+        embeddings_scaled=True,
+    ),
+    "gpt_neox": Architecture(
+        also=("hidden_act", "attention_bias", "use_parallel_residual"),
+        renamed={"rms_norm_eps": "layer_norm_eps", "num_key_value_heads": None, "head_dim": None},
+        implied={"norm_type": "layer_norm", "gated_mlp": False, "mlp_bias": True},
+        only={**NO_DROPOUT, "hidden_dropout": (0.0,), "head_dim": (None,)},
+        names={
+            "model.embed_tokens": "gpt_neox.embed_in", "model.layers": "gpt_neox.layers",
+            "model.norm": "gpt_neox.final_layer_norm", "self_attn.q_proj": QKV, "self_attn.k_proj": QKV,
+            "self_attn.v_proj": QKV, "self_attn.o_proj": "attention.dense", "mlp.up_proj": "mlp.dense_h_to_4h",
+            "mlp.down_proj": "mlp.dense_4h_to_h",
+        },
+        changes={
+            "q_proj": lambda width: partial(third, index=0, width=width),
+            "k_proj": lambda width: partial(third, index=1, width=width),
+            "v_proj": lambda width: partial(third, index=2, width=width),
+        },
+        older={"embed_out.": "lm_head."},
+        unused=("attention.bias", "attention.masked_bias"),
+    ),
+}  # fmt: skip
+"""By transformers' name of the model type."""
+
+
+def read_as_ours(config: PreTrainedConfig, *, dtype: torch.dtype | None = None) -> Conversion:
+    """A model of another architecture as one of this package, with the same function.
+
+    Args:
+        dtype: of the result's weights; None means that of the configuration.
+
+    Raises:
+        InputError: the configuration has a value that cannot be expressed here; the message names the field.
+    """
+    kind = ARCHITECTURES[config.model_type]
+    refuse_values(config, {**kind.only, "hidden_act": tuple(ACTIVATIONS)})
+    _refuse_rope(config)
+    fields: dict[str, Any] = dict(kind.implied)
+    for name in dict.fromkeys([*SIZES, *kind.also, *kind.renamed]):
+        theirs = kind.renamed.get(name, name)
+        if theirs is not None:
+            fields[name] = getattr(config, theirs, None) if theirs in UNSAID else getattr(config, theirs)
+    if kind.embeddings_scaled:
+        rounded = torch.tensor(config.hidden_size**0.5, dtype=dtype or config.dtype or torch.float32)
+        fields["embedding_multiplier"] = rounded.item()
+    ours = AntiphaseConfig(attention_type=kind.attention_type, **fields)
+    recipes: dict[str, Recipe] = {}
+    for name in tensor_shapes(ours):
+        change = next((of_width for part, of_width in kind.changes.items() if part in name.split(".")), None)
+        source = name_there(config, name)
+        recipes[name] = partial(take, source) if change is None else partial(changed, source, change(ours.head_dim))
+    return Conversion(ours, recipes)
+
+
+def name_there(config: PreTrainedConfig, name: str) -> str:
+    """The name that the tensor ``name`` of a model here has in a model with this configuration."""
+    kind = ARCHITECTURES.get(config.model_type, Architecture())
+    for ours, theirs in kind.names.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def embedding_there(config: PreTrainedConfig) -> str:
+    """The name of the embeddings in a model with this configuration."""
+    return name_there(config, EMBEDDING)
+
+
+def current_names(config: PreTrainedConfig, stored: Mapping[str, Any]) -> dict[str, str]:
+    """Names of stored tensors by those that the configuration's model gives them, without those that it never uses."""
+    kind = ARCHITECTURES.get(config.model_type, Architecture())
+    found = {}
+    for name in stored:
+        if kind.unused and name.endswith(kind.unused):
+            continue
+        old = next((start for start in kind.older if name.startswith(start)), "")
+        found[kind.older.get(old, "") + name.removeprefix(old)] = name
+    return found
+
+
+def refuse_values(config: PreTrainedConfig, allowed: Mapping[str, tuple[Any, ...]]) -> None:
+    """
+    Raises:
+        InputError: a field has a value that nothing here expresses.
+    """
+    for name, values in allowed.items():
+        if getattr(config, name, values[0]) not in values:
+            only = ", ".join(repr(value) for value in values)
+            raise InputError(
+                f"SOURCE has {name}={getattr(config, name)!r} in its config.json, which has no counterpart here; only "
+                f"{only} can be converted"
+            )
+
+
+def _refuse_rope(config: PreTrainedConfig) -> None:
+    kind = (config.rope_parameters or {}).get("rope_type", "default")
+    if kind in ("dynamic", "longrope"):
+        raise InputError(
+            f"SOURCE has rope_type {kind!r}, which extends beyond max_position_embeddings; models here refuse longer "
+            "sequences, so it cannot be converted"
+        )
