@@ -248,7 +248,12 @@ class AntiphaseConfig(NamedFields):
     @property
     def base_model_tp_plan(self) -> dict[str, str] | None:
         """How ``from_pretrained(tp_plan="auto")`` divides the weights."""
-        return tensor_plan(self)
+        given: dict[str, str] | None = self.__dict__.get("base_model_tp_plan")
+        return given or tensor_plan(self)
+
+    @base_model_tp_plan.setter
+    def base_model_tp_plan(self, plan: dict[str, str]) -> None:  # transformers 5.17 adds a tied embedding's
+        self.__dict__["base_model_tp_plan"] = plan
 
     @property
     def base_model_pp_plan(self) -> dict[str, tuple[list[str], list[str]]] | None:

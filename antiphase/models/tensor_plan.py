@@ -19,9 +19,8 @@ def tensor_plan(config: Any) -> dict[str, str] | None:
 
     Processes take heads and channels of the MLP as they stand in a row (Shoeybi et al., 1909.08053, section 3), so each
     head's two maps, keys and halves of values stay together. λ vectors of V1, norms of queries and keys, and biases of
-    sums are whole everywhere. What counts heads
-    outside a projection cannot be divided: sinks, an offset of λ for each head, DEX, shared second maps, and pairs that
-    read different keys.
+    sums are whole everywhere. What counts heads outside a projection cannot be divided: sinks, an offset of λ for each
+    head, DEX, shared second maps, and pairs that read different keys.
     """
     alone = ("sink_logits", "dex_heads", "num_noise_heads")
     if any(option(config, name) for name in alone) or config.attention_type == "differential_v2_across":

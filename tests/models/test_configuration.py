@@ -161,3 +161,13 @@ def test_the_difference_to_the_defaults_rebuilds_the_configuration(tiny_config):
     assert AntiphaseConfig.from_dict(difference).to_dict() == config.to_dict()
     assert json.loads(config.to_json_string())["hidden_size"] == 48
     assert repr(config).startswith("AntiphaseConfig {")
+
+
+def test_a_plan_that_transformers_adds_to_is_kept_and_not_saved(tiny_config):
+    """transformers 5.17 adds the tied embedding's place to it."""
+    config = tiny_config("softmax", tie_word_embeddings=True)
+    plan = {**config.base_model_tp_plan, "embed_tokens": "embedding_rowwise"}
+    config.base_model_tp_plan = plan
+    assert config.base_model_tp_plan == plan
+    assert "base_model_tp_plan" not in config.to_dict()
+    assert config.base_model_pp_plan.keys() == {"embed_tokens", "layers", "norm"}

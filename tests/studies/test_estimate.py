@@ -112,6 +112,8 @@ def test_memory_and_communication_of_two_processes_that_share_sequences(size, tm
         ["model.attention_type=softmax", "model.head_norm=true", "training.micro_batch_size=4"],
         ["training.micro_batch_size=4", "training.gradient_checkpointing=true"],
         ["training.precision=bfloat16"],
+        ["model.use_qk_norm=true", "model.qkv_bias=true"],
+        ["model.attention_type=softmax", "model.gated_mlp=false", "model.mlp_bias=true", "model.attention_bias=true"],
     ],
 )
 def test_memory_and_communication_of_two_processes_that_divide_heads(size, tmp_path, changes):

@@ -301,8 +301,8 @@ def communication(sizes: Sizes, step: Step) -> Communication:
     block and pass, and the gradients of all these; checkpoints repeat the former.
 
     GPUs that divide the heads add up the outputs of both halves of each block (h, as the last product gives them), and
-    the gradients of their inputs (h, fp32); checkpoints repeat the first half's. Gradients of V1's λ vectors and of the
-    head norm, which each GPU has whole, are sums too.
+    the gradients of their inputs (h, fp32); checkpoints repeat the first half's. Gradients of what each GPU has whole
+    are sums too: V1's λ vectors, norms of heads, queries and keys, and biases of the outputs.
     """
     passes = step.passes * sizes.layers
     exchanged, sums = passes * _exchanged(sizes.config, step), passes * _summed(sizes.config, step)
@@ -337,4 +337,6 @@ def _summed(config: AntiphaseConfig, step: Step) -> int:
     shared = (2 if config.attention_type == "differential" else 1) * config.head_dim if has_head_norm(config) else 0
     if config.attention_type == "differential":
         shared += {"exponential": 4 * config.head_dim, "scalar": 1}.get(config.lambda_form or "exponential", 0)
+    shared += 2 * config.head_dim * config.use_qk_norm
+    shared += config.hidden_size * (config.attention_bias + config.mlp_bias)
     return step.tokens * config.hidden_size * (outputs + 2 * FULL) + FULL * shared
