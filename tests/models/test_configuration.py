@@ -164,7 +164,7 @@ def test_the_difference_to_the_defaults_rebuilds_the_configuration(tiny_config):
 
 
 def test_a_plan_that_transformers_adds_to_is_kept_and_not_saved(tiny_config):
-    """transformers 5.17 adds the tied embedding's place to it."""
+    """Transformers 5.17 adds the tied embedding's place to it."""
     config = tiny_config("softmax", tie_word_embeddings=True)
     plan = {**config.base_model_tp_plan, "embed_tokens": "embedding_rowwise"}
     config.base_model_tp_plan = plan
