@@ -129,9 +129,10 @@ def test_help_of_a_group_lists_its_commands(antiphase, group):
     assert all(re.search(rf"\b{name}\b", out) for name in named)
 
 
-def test_ctrl_c_is_exit_code_130_and_one_sentence(antiphase, monkeypatch):
+@pytest.mark.parametrize("wrapped", [False, True])  # as Python 3.11 does while it makes a class
+def test_ctrl_c_is_exit_code_130_and_one_sentence(antiphase, monkeypatch, wrapped):
     def interrupt(*_, **__):
-        raise KeyboardInterrupt
+        raise (RuntimeError("__set_name__") if wrapped else KeyboardInterrupt) from KeyboardInterrupt()
 
     monkeypatch.setattr(settings, "load_preset", interrupt)
     code, _, err = antiphase("compare --output x")

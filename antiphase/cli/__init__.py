@@ -114,6 +114,8 @@ def main() -> None:
         file, verb = str(error.filename or "a file"), "written" if REMEDIES[error.errno] == ROOM else "used"
         _fail(f"{file[:200]} cannot be {verb} ({error.strerror}); {REMEDIES[error.errno]}", 2)
     except (RuntimeError, MemoryError) as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps what it meets while it makes a class
+            _fail("stopped", 130)
         if not is_lack_of_memory(error):
             raise
         wanted = re.search(r"allocate ([\d.]+ ?\w+)", str(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -19,12 +19,16 @@ UNFINISHED = ".unfinished"
 """In the folder of a command that cannot be resumed, until it ends: the command, which may be repeated."""
 
 
-def is_free(folder: Path) -> bool:
-    """Whether work may begin here: the folder is missing, empty, or left by work that was killed at its start."""
+def is_free(folder: Path, *, but: Container[str] = ()) -> bool:
+    """Whether work may begin here: the folder is missing, empty, or left by work that was killed at its start.
+
+    Args:
+        but: names of files that such work may have written.
+    """
     if not folder.exists():
         return True
     return folder.is_dir() and all(
-        path.name in (LOCK, HOLDER) or (path.name.startswith(".") and path.suffix == ".tmp")
+        path.name in (LOCK, HOLDER) or path.name in but or (path.name.startswith(".") and path.suffix == ".tmp")
         for path in folder.iterdir()
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +32,15 @@ class Resumable:
     """Message for work that was begun, if ``--resume`` is missing."""
     other: str = "holds work with other settings ({names}); choose another"
     """Message for work that was begun with other settings."""
+    earlier: Sequence[str] = ()
+    """Files that are written before ``file``, so that they alone remain of work that was killed at its start."""
 
     @classmethod
-    def named(cls, noun: str, file: str) -> Resumable:
+    def named(cls, noun: str, file: str, *, earlier: Sequence[str] = ()) -> Resumable:
         """A kind of work with its own name in messages."""
         return cls(
             file,
+            earlier=earlier,
             foreign=f"exists and holds no {noun} of antiphase; choose another folder",
             again=f"already contains a {noun}; add --resume to continue it, or choose another folder",
             other=f"holds a {noun} with other settings ({{names}}); choose another folder",
@@ -50,7 +53,7 @@ class Resumable:
             InputError: the folder holds something else, or such work without ``resume``.
         """
         if not (output / self.file).is_file():
-            if not is_free(output):
+            if not is_free(output, but=self.earlier):
                 raise InputError(f"--output {output} {self.foreign}")
             return False
         if not resume:

@@ -95,12 +95,12 @@ class Grid:
         *,
         resume: bool,
         say: Callable[[str], None],
-        begin: Callable[[bool], None] = lambda is_new: None,
+        begin: Callable[[], None] = lambda: None,
     ) -> Iterator[PreparedData]:
         """Hold the study's folder, new or with ``resume`` this very study's, and prepare what all runs read.
 
         Args:
-            begin: called before anything is read, with whether the study is new.
+            begin: called before anything is read.
 
         Raises:
             InputError: the folder holds something else, or settings or text cannot be used; then nothing stays behind.
@@ -112,10 +112,9 @@ class Grid:
             with undone_if_refused(self.output):
                 self.executor.check(self.output, self._paths(), say)
                 path = self.output / SETTINGS
-                is_new = not path.is_file()
-                if is_new:
+                if not path.is_file():
                     write_atomically(path, self._text().encode())
-                begin(is_new)
+                begin()
                 data = prepare(first.settings.data, self.output / "tokens", progress=say)
                 self._check_sizes(data)
                 check_content(self.output, data.content)

@@ -26,6 +26,8 @@ CASES = [
     *(case(kind) for kind in ("softmax", "differential", "differential_v2")),
     *(case(kind, implementation, packed=packed, **SHARED) for kind in ("softmax", "differential", "differential_v2")
       for implementation in ("antiphase", "eager", "sdpa") for packed in (False, True)),
+    *(case(kind, "flex_attention", packed=packed, num_key_value_heads=4, head_dim=16)
+      for kind in ("softmax", "differential_v2") for packed in (False, True)),
     case("softmax", sink_logits=True),
     case("differential", lambda_form="head", output_gate=True),
     case("differential", packed=True, num_noise_heads=2),
@@ -47,8 +49,9 @@ def test_divided_sequences_have_the_outputs_and_gradients_of_whole_ones(tmp_path
     assert len(found) == processes
     for of_process in found:
         for one, worst in zip(CASES, of_process, strict=True):
-            assert worst["logits"] < 1e-13, one
-            assert worst["gradients"] < 1e-13, one
+            is_flex = one["implementation"] == "flex_attention"  # in fp32
+            assert worst["logits"] < (1e-6 if is_flex else 1e-13), one
+            assert ("gradients" not in worst) if is_flex else worst["gradients"] < 1e-13, one
 
 
 def test_processes_have_their_own_tokens():

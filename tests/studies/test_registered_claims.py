@@ -65,9 +65,13 @@ def test_claims_stand_in_the_folder_before_the_first_run_and_a_second_call_leave
     assert begun(resume=True) == first
 
 
-def test_a_study_that_began_without_claims_gets_none_later(begun, tmp_path):
-    begun()
+def test_a_study_that_began_without_claims_gets_none_after_its_first_run(begun, tmp_path):
+    """It gets them if it was stopped before that, between its settings and its claims."""
+    first = json.loads(begun())
     (tmp_path / "out" / CLAIMS_FILE).unlink()
+    assert json.loads(begun(resume=True))["claims"] == first["claims"]
+    (tmp_path / "out" / CLAIMS_FILE).unlink()
+    (tmp_path / "out" / "softmax-seed0").mkdir()
     assert begun(resume=True) is None
 
 

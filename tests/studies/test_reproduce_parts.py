@@ -270,3 +270,19 @@ def test_prompts_end_where_training_asks_first(request_of, tmp_path):
         preset = scale_preset(request)
         work = Work(request, preset, tmp_path / str(needles), lambda message: None, lambda *given: None, LOCAL)
         assert (work.length_asked() < preset.run.data.sequence_length) is is_shorter
+
+
+def test_a_reproduction_that_was_killed_between_its_claims_and_its_request_goes_on(request_of, tmp_path, monkeypatch):
+    def killed(path, content):
+        raise KeyboardInterrupt
+
+    preset, output = scale_preset(request_of), tmp_path / "new"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_atomically", killed)
+        with pytest.raises(KeyboardInterrupt):
+            begin(request_of, preset, output, resume=False)
+    claims = (output / CLAIMS_FILE).read_bytes()
+    assert [path.name for path in output.iterdir()] == [CLAIMS_FILE]
+    begin(request_of, preset, output, resume=True)
+    assert (output / CLAIMS_FILE).read_bytes() == claims
+    assert registered_claims(output).sha256 == hashlib.sha256(claims).hexdigest()

@@ -134,9 +134,11 @@ def test_meshes_differ_in_fp32_as_numbers_of_threads_do(tmp_path, run, train_all
             run(tmp_path / f"threads-{threads}", *chosen, f"training.threads={threads}")
     finally:
         torch.set_num_threads(1)
-    train_all(2, {tmp_path / "shard": [*chosen, "training.mesh.shard=2"]})
+    meshes = ("shard", "context", "tensor")
+    train_all(2, {tmp_path / mesh: [*chosen, f"training.mesh.{mesh}=2"] for mesh in meshes})
     bound = max(worst(tmp_path / "one", tmp_path / f"threads-{threads}", "loss") for threads in (2, 3))
-    assert 0 < worst(tmp_path / "one", tmp_path / "shard", "loss") <= 2 * bound
+    for mesh in meshes:
+        assert 0 < worst(tmp_path / "one", tmp_path / mesh, "loss") <= 2 * bound, mesh
 
 
 @pytest.mark.slow

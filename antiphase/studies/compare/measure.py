@@ -81,8 +81,8 @@ def compare(
         raise InputError("compare.arms must hold at least two arms")
     grid = Grid(preset, output, executor=executor)
 
-    def first(is_new: bool) -> None:
-        if is_new:
+    def first() -> None:
+        if not any((output / job.name).exists() for job in grid.jobs):  # it is new, or was stopped before its first run
             claims = claims_of(preset)
             register(output, primary=claims[0]["name"], seeds=preset.compare.seeds, claims=claims)
         begin()

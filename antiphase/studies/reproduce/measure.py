@@ -50,6 +50,7 @@ REPRODUCTION = Resumable(
     REQUEST,
     again="already contains a reproduction; add --resume to continue it",
     other="holds a reproduction with other settings, or of another version ({names}); choose another folder",
+    earlier=(CLAIMS_FILE,),
 )
 
 
