@@ -80,7 +80,7 @@ class _Training:
         """Whether there is a record with its page; without the page, the run was stopped after its last step."""
         if not (self.folder / "record.json").is_file():
             return False
-        return (self.folder / PAGE).is_file() or "diverged" in Record.load(self.folder).values
+        return (self.folder / PAGE).is_file() or Record.load(self.folder).values.get("diverged") is not None
 
     def check(self) -> None:
         check_model(self.folder)

@@ -79,7 +79,7 @@ def test_every_job_runs_once_and_finished_ones_are_left_alone(tmp_path, job, scr
 
 def test_a_run_that_was_stopped_before_its_page_is_started_again(tmp_path, job, scripts):
     """It writes only the page; one that diverged has none."""
-    record = Record(kind="train", values={"final": {}})
+    record = Record(kind="train", values={"diverged": None})
     record.save(tmp_path / "a")
     replace(record, values={"diverged": {"step": 3}}).save(tmp_path / "b")
     run_jobs([job(name) for name in "ab"], tmp_path, pool=LocalPool(1, 1), report=lambda *_: None)
