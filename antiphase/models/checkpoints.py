@@ -39,7 +39,7 @@ from antiphase.reading.models import (
     usable_config,
     weight_files,
 )
-from antiphase.records import is_writing, writing
+from antiphase.records import Record, is_writing, writing
 
 COPIED_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
@@ -229,8 +229,16 @@ def convert(
             make_portable(folder)
         checkpoint.copy_files(folder)
         if to == "antiphase" or is_gguf(source):
-            write_model_card(model, folder, portable=portable)
+            write_model_card(model, folder, portable=portable, trained=_training_record(source))
     return config
+
+
+def _training_record(source: str) -> Record | None:
+    """The record of the training run in SOURCE; None if it is no run, or one of another kind."""
+    if not (Path(source) / "record.json").is_file():
+        return None
+    record = Record.load(source)
+    return record if record.kind == "train" and record.values.get("diverged") is None else None
 
 
 def _write_shards(

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from antiphase.models.variants import own_fields
 from antiphase.reading.models import ORIGIN
-from antiphase.records import dequantized, write_atomically
+from antiphase.records import Record, dequantized, write_atomically
 
 TEXT = """\
 ---
@@ -30,8 +30,9 @@ a layer, {vocabulary} tokens, at most {length} positions.
 tokenizer = AutoTokenizer.from_pretrained("PATH"{trusted})
 ```
 
-How it was trained stands in `run.yaml` and `record.json` beside this file, where antiphase trained it.
-"""
+{training}"""
+
+BESIDE = "How it was trained stands in `run.yaml` and `record.json` beside this file, where antiphase trained it.\n"
 
 WITH_PACKAGE = """\
 import antiphase  # registers the architecture
@@ -56,11 +57,14 @@ A {title} of {parameters:,} parameters, from a GGUF file by `antiphase convert`;
 {origin}"""
 
 
-def write_model_card(model: PreTrainedModel, folder: Path, *, portable: bool = False) -> None:
+def write_model_card(
+    model: PreTrainedModel, folder: Path, *, portable: bool = False, trained: Record | None = None
+) -> None:
     """Write ``README.md`` in ``folder`` unless it exists: a user's own text is never replaced.
 
     Args:
         portable: the folder has the modeling code.
+        trained: record of the training run whose model this is, or was converted from.
     """
     path = folder / "README.md"
     if path.exists():
@@ -75,6 +79,7 @@ def write_model_card(model: PreTrainedModel, folder: Path, *, portable: bool = F
     departs = own_fields(config)
     text = TEXT.format(
         origin=origin,
+        training=BESIDE if trained is None else training_of(trained),
         trusted=", trust_remote_code=True" if portable else "",
         load=PORTABLE if portable else WITH_PACKAGE,
         attention_type=f"{config.attention_type} ({', '.join(departs)})" if departs else config.attention_type,
@@ -89,3 +94,23 @@ def write_model_card(model: PreTrainedModel, folder: Path, *, portable: bool = F
         length=config.max_position_embeddings,
     )
     write_atomically(path, text.encode())
+
+
+def training_of(record: Record) -> str:
+    """What a training run was and reached, from its record; a conversion keeps the function or says what it changes."""
+    values, run = record.values, record.config
+    data, training = run["data"], run["training"]
+    text = f"text ({', '.join(Path(path).name for path in data['paths'])})" if data["paths"] else "generated questions"
+    share = data["needle_share"]
+    if data["paths"] and share:
+        text += f", {share:.0%} of it questions about facts in the context"
+    reached = [f"loss {values['final']['loss']:.3f} nats a token"] if values["final"].get("loss") is not None else []
+    if not data["paths"] or share:
+        reached.append(f"{values['final']['accuracy']:.1%} of the questions right")
+    size = f"{training['batch_size']} × {data['sequence_length']}"
+    return (
+        "## Training\n\n"
+        f"{training['steps']:,} steps of {size} tokens, {values['tokens']:,} in all, on {text}; "
+        f"learning rate {training['learning_rate']:g}, seed {values['seed']}. On held-out data: "
+        f"{', '.join(reached)}. The figures are those of the trained model, before any conversion.\n"
+    )

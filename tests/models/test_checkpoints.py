@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from antiphase.data.retrieval import SymbolLanguage
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.models.checkpoints import convert
+from antiphase.records import Record
 
 IDS = torch.randint(3, 61, (2, 17), generator=torch.Generator().manual_seed(1))
 
@@ -157,3 +159,29 @@ def test_a_conversion_removes_what_an_ended_one_has_left_and_nothing_else(tmp_pa
         (tmp_path / name).mkdir()
     convert(str(source), tmp_path / "ours")
     assert {name: (tmp_path / name).exists() for name in names} == names
+
+
+def test_an_exported_run_says_how_it_was_trained_and_what_it_reached(tmp_path, tiny_model):
+    run = tmp_path / "run"
+    tiny_model("softmax").save_pretrained(run)
+    values = {"tokens": 9600, "seed": 3, "final": {"loss": 1.25, "accuracy": 0.5}, "diverged": None}
+    training = {"steps": 40, "batch_size": 6, "learning_rate": 4e-3}
+    data = {"sequence_length": 40, "paths": ["elsewhere/books"], "needle_share": 0.25}
+    record = Record(kind="train", values=values, config={"training": training, "data": data})
+    for changes, words in (
+        ({}, "text (books), 25% of it questions about facts in the context; learning rate 0.004, seed 3. On held-out "
+             "data: loss 1.250 nats a token, 50.0% of the questions right."),
+        ({"needle_share": 0.0}, "text (books); learning rate 0.004, seed 3. On held-out data: loss 1.250 nats a "
+                                "token."),
+        ({"paths": []}, "generated questions; learning rate 0.004, seed 3. On held-out data: loss 1.250 nats a token, "
+                        "50.0% of the questions right."),
+    ):  # fmt: skip
+        replace(record, config={"training": training, "data": data | changes}).save(run)
+        target = tmp_path / str(len(words))
+        convert(str(run), target, portable=True)
+        card = (target / "README.md").read_text()
+        assert f"40 steps of 6 × 40 tokens, 9,600 in all, on {words}" in card
+        assert "elsewhere" not in card
+    replace(record, values=values | {"diverged": {"step": 3}}).save(run)
+    convert(str(run), tmp_path / "diverged")
+    assert "## Training" not in (tmp_path / "diverged" / "README.md").read_text()
