@@ -162,7 +162,10 @@ def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what processes of this machine left behind that were killed while they wrote ``path``."""
+    """Remove what processes of this machine left behind that were killed while they wrote ``path``.
+
+    On shared storage only one machine at a time may write a file: the other's temporary file looks like a dead one's.
+    """
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         if not is_writing(temporary):
             temporary.unlink(missing_ok=True)

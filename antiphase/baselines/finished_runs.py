@@ -18,7 +18,9 @@ from antiphase.execution.queue import run_tasks
 from antiphase.execution.settings import ExecutorSettings
 from antiphase.flags import words_of
 from antiphase.folders.contents import check_model, keep_model
-from antiphase.folders.ownership import written_beside
+from antiphase.folders.ownership import is_in_use, written_beside
+from antiphase.folders.work import REQUEST
+from antiphase.reading.files import read_json
 from antiphase.records import Record
 
 Run = TypeVar("Run")
@@ -56,19 +58,21 @@ def make_elsewhere(
     Raises:
         InputError, Interrupted, RuntimeError: as for ``run_tasks``, or the cluster cannot be used.
     """
-    if request.executor == "local":
-        return
     tasks = [_Elsewhere(command, part, output, report, sum(len(one.runs) for one in parts)) for part in parts]
+    for task in tasks:
+        if not is_in_use(task.folder):
+            task.check()  # moves what a former call has finished
     missing = [task for task in tasks if not task.is_done()]
-    if not missing:
-        return
-    executor = executor_of(request)
-    try:
-        executor.check(output, [path for path in paths if Path(path).exists()], say)
-        run_tasks(missing, executor.pool([""] * len(missing), None, say))
-    finally:
-        executor.close()
-    shutil.rmtree(output / JOBS, ignore_errors=True)
+    if missing and request.executor != "local":
+        executor = executor_of(request)
+        try:
+            seen = [path.rpartition("@")[0] or path for path in paths]
+            executor.check(output, [path for path in seen if Path(path).exists()], say)
+            run_tasks(missing, executor.pool([""] * len(missing), None, say))
+        finally:
+            executor.close()
+    if not any(is_in_use(task.folder) for task in tasks):
+        shutil.rmtree(output / JOBS, ignore_errors=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,17 +99,28 @@ class _Elsewhere:
         logs = self.output / "logs"
         for folder in (logs, self.output / JOBS):
             folder.mkdir(exist_ok=True)
-        words = [self.words, *words_of(self.part.request), f"--output={self.folder}", "--resume"]
+        words = [self.words, f"--output={self.folder}", "--resume", *words_of(self.part.request)]
         return Command(self.name, words, self.folder, logs / f"{self.name}.log")
 
     def is_done(self) -> bool:
-        return all((self.output / run / "record.json").is_file() for run in self.part.runs)
+        places = [(self.output / run, self.folder / run) for run in self.part.runs]
+        return all(any((place / "record.json").is_file() for place in both) for both in places)
 
     def check(self) -> None:
-        """Move the finished runs; a moved folder is whole, so this may be cut off and repeated."""
+        """Move the finished runs, which have read what the study has; this may be cut off and repeated."""
         for run in self.part.runs:
-            if not (self.output / run).exists():
+            if (self.folder / run / "record.json").is_file() and not (self.output / run).exists():
+                self._check_texts()
                 (self.folder / run).replace(self.output / run)
+
+    def _check_texts(self) -> None:
+        read, own = (read_json(place / REQUEST, "--output", "remove it") for place in (self.output, self.folder))
+        read, own = ({name: one for name, one in tree.items() if name != "request"} for tree in (read, own))
+        if read != own:
+            raise InputError(
+                f"--output {self.folder}: this part has read other texts than the study; see that all nodes have the "
+                "same, remove it, and repeat the command with --resume"
+            )
 
     def report(self, *, done: bool) -> None:
         """Pass on how many runs of the study are finished."""

@@ -17,6 +17,8 @@ from antiphase.records import finite, write_atomically
 
 BROUGHT_BACK = "restore it, or choose another folder"
 """Remedy for a stored file that was changed."""
+REQUEST = "request.json"
+"""Of a command: its settings, and digests of what it reads."""
 START_SETTING = "training.start_from"
 """Suffix of the setting that names the folder of the initial weights, whose contents are checked, not its path."""
 
@@ -95,7 +97,7 @@ class Resumable:
 class Work:
     """The request of a command and the digests of its inputs, in a JSON file of its folder."""
 
-    KIND = Resumable("request.json")
+    KIND = Resumable(REQUEST)
     FREE = ("device", "device_map", "parts")
     """Settings that may change: results do not depend on devices or the number of parts."""
 

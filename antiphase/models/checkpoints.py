@@ -69,12 +69,12 @@ class Checkpoint:
         self.name, self.folder = name, local_folder(name, FLAG) or _hub_folder(name)
         self.config = read_config(name, flag=FLAG)
         self.weights = weight_files(self.folder, name, FLAG)
-        for tensor, kind in self.weights.dtypes.items():
-            if kind not in DTYPES:
+        self.stored = current_names(self.config, self.weights.shapes)
+        for tensor in self.stored.values():
+            if (kind := self.weights.dtypes[tensor]) not in DTYPES:
                 raise InputError(
                     f"{FLAG} {name}: the tensor {tensor} is of type {kind}, expected one of {', '.join(DTYPES)}"
                 )
-        self.stored = current_names(self.config, self.weights.shapes)
         self.largest_shard = max(path.stat().st_size for path in self.weights.files)
 
     @property
@@ -82,7 +82,8 @@ class Checkpoint:
         """Of the model, as transformers loads it: that of the configuration, or of the first tensor."""
         if isinstance(self.config.dtype, torch.dtype):
             return self.config.dtype
-        return DTYPES[next(iter(self.weights.dtypes.values()), "F32")]
+        first = next(iter(self.stored.values()), None)
+        return torch.float32 if first is None else DTYPES[self.weights.dtypes[first]]
 
     def digest(self) -> str:
         """SHA-256 of the weight files."""
@@ -211,6 +212,7 @@ def convert(
     to = to or "antiphase"
     if portable and to != "antiphase":
         raise InputError(f"--portable cannot be used with a result of format {to}, which transformers loads by itself")
+    trained = _training_record(source)
     chosen = None if dtype is None else getattr(torch, dtype)
     conversion = plan_conversion(
         checkpoint.config, to=to, attention_type=attention_type, control=control, dtype=chosen or checkpoint.dtype
@@ -229,16 +231,20 @@ def convert(
             make_portable(folder)
         checkpoint.copy_files(folder)
         if to == "antiphase" or is_gguf(source):
-            write_model_card(model, folder, portable=portable, trained=_training_record(source))
+            write_model_card(model, folder, portable=portable, trained=trained)
     return config
 
 
 def _training_record(source: str) -> Record | None:
-    """The record of the training run in SOURCE; None if it is no run, or one of another kind."""
+    """The record of the training run in SOURCE; None if it is no finished run."""
     if not (Path(source) / "record.json").is_file():
         return None
-    record = Record.load(source)
-    return record if record.kind == "train" and record.values.get("diverged") is None else None
+    try:
+        record = Record.load(source)
+    except InputError:  # another tool's file of this name, which a conversion does not need
+        return None
+    is_whole = record.kind == "train" and record.values.get("diverged") is None
+    return record if is_whole and {"tokens", "seed", "final"} <= record.values.keys() else None
 
 
 def _write_shards(

@@ -101,11 +101,11 @@ def training_of(record: Record) -> str:
     values, run = record.values, record.config
     data, training = run["data"], run["training"]
     text = f"text ({', '.join(Path(path).name for path in data['paths'])})" if data["paths"] else "generated questions"
-    share = data["needle_share"]
+    share = data.get("needle_share", 0.0)
     if data["paths"] and share:
         text += f", {share:.0%} of it questions about facts in the context"
     reached = [f"loss {values['final']['loss']:.3f} nats a token"] if values["final"].get("loss") is not None else []
-    if not data["paths"] or share:
+    if (not data["paths"] or share) and values["final"].get("accuracy") is not None:
         reached.append(f"{values['final']['accuracy']:.1%} of the questions right")
     size = f"{training['batch_size']} × {data['sequence_length']}"
     return (

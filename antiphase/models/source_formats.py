@@ -162,12 +162,15 @@ def embedding_there(config: PreTrainedConfig) -> str:
 def current_names(config: PreTrainedConfig, stored: Mapping[str, Any]) -> dict[str, str]:
     """Names of stored tensors by those that the configuration's model gives them, without those that it never uses."""
     kind = ARCHITECTURES.get(config.model_type, Architecture())
-    found = {}
+    found: dict[str, str] = {}
     for name in stored:
         if kind.unused and name.endswith(kind.unused):
             continue
         old = next((start for start in kind.older if name.startswith(start)), "")
-        found[kind.older.get(old, "") + name.removeprefix(old)] = name
+        current = kind.older.get(old, "") + name.removeprefix(old)
+        if current in found:
+            raise InputError(f"SOURCE has both {found[current]} and {name}, of which one is the other's older name")
+        found[current] = name
     return found
 
 

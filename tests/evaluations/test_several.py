@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from antiphase.errors import InputError
-from antiphase.evaluations.several import Several, SeveralSettings
+from antiphase.errors import InputError, Interrupted
+from antiphase.evaluations.several import Several, SeveralSettings, measure
 from antiphase.evaluations.several.measure import folder_names, planned
 from antiphase.records import Record
 
@@ -42,6 +42,11 @@ def test_words_are_those_of_the_measurements_own_command(tmp_path):
     assert command.words[-2:] == ["--", "-n"]
     words = tasks[2].command(1).words
     assert {"--length=64", "--text-field=words", "--data=a b.txt"} < set(words)
+    texts = ["perplexity.text-field=yes", "many-shot.task=a #1.yaml", "many-shot.task=007"]
+    literal = SeveralSettings(models=["m"], measurements=("perplexity", "many-shot"), changes=texts)
+    perplexity, many = planned(literal, tmp_path)
+    assert "--text-field=yes" in perplexity.command(1).words
+    assert [word for word in many.command(1).words if "task" in word] == ["--task=a #1.yaml", "--task=007"]
     probing = SeveralSettings(models=["m"], measurements=("probe",))
     assert planned(probing, tmp_path)[0].command(1).words[0] == "probe"
 
@@ -55,6 +60,8 @@ def test_words_are_those_of_the_measurements_own_command(tmp_path):
         (["perplexity.length=1"], "--length must be at least 2, got 1"),
         (["perplexity.length=a"], "perplexity.length must be a whole number, got 'a'"),
         (["perplexity.data=x"], "--set perplexity.data: there is no such flag"),
+        (["perplexity.length=4", "perplexity.length=5"], "--set perplexity.length is given twice; remove one"),
+        (["perplexity.length="], "has no value; write it as on the command line"),
     ],
 )
 def test_settings_of_a_measurement_are_checked_first(tmp_path, changes, message):
@@ -69,6 +76,26 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_run(refused, two)
     refused("MODEL must not repeat a value", f"{begin} {two[0]} --output o")
     refused("MODEL .*nowhere", f"{begin} nowhere --output o")
     refused("--measure several: unknown", f"{begin} --measure several --output o")
+
+
+def test_a_model_that_has_changed_is_not_measured_further(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "run_tasks", lambda tasks, pool: (_ for _ in ()).throw(Interrupted("stopped")))
+    asked = SeveralSettings(models=two)
+    with pytest.raises(Interrupted):
+        measure.evaluate(asked, tmp_path / "all")
+    with pytest.raises(Interrupted):
+        measure.evaluate(asked, tmp_path / "all", resume=True)
+    with (tmp_path / "one" / "model" / "config.json").open("a") as file:
+        file.write(" ")
+    with pytest.raises(InputError, match=r"the files of .*model have changed since this work began"):
+        measure.evaluate(asked, tmp_path / "all", resume=True)
+
+
+def test_a_first_measurement_that_is_refused_leaves_nothing(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "run_tasks", lambda tasks, pool: (_ for _ in ()).throw(InputError("no text")))
+    with pytest.raises(InputError, match="no text"):
+        measure.evaluate(SeveralSettings(models=two), tmp_path / "all")
+    assert not (tmp_path / "all").exists()
 
 
 @pytest.mark.slow

@@ -125,16 +125,49 @@ def test_what_is_finished_stays_when_a_job_fails(tmp_path, elsewhere):
     assert len(Record.load(tmp_path / "away").values["runs"]) == 2
 
 
-def test_a_part_that_was_moved_in_half_is_moved_to_its_end(tmp_path):
-    part = finished_runs.Part("cnn-seed0", ClassifySettings(train=["t"]), ["cnn-seed0-fold0", "cnn-seed0-fold1"])
-    reports = []
-    task = finished_runs._Elsewhere("classify", part, tmp_path, lambda *given: reports.append(given), 4)
-    for place in (tmp_path / "cnn-seed0-fold0", task.folder / "cnn-seed0-fold1"):
+@pytest.fixture
+def half(tmp_path):
+    """A study of one part with two runs, of which one was moved when the study was killed; and what was asked for."""
+    request = ClassifySettings(train=["t"], seeds=(0,))
+    part = finished_runs.Part("cnn-seed0", request, ["cnn-seed0-fold0", "cnn-seed0-fold1"])
+    own = tmp_path / finished_runs.JOBS / "cnn-seed0"
+    for place in (tmp_path / "cnn-seed0-fold0", own / "cnn-seed0-fold1"):
         place.mkdir(parents=True)
         (place / "record.json").write_text("{}")
-    assert not task.is_done()
-    task.check()
+    for place, seeds in ((tmp_path, [0, 1]), (own, [0])):
+        (place / "request.json").write_text(json.dumps({"request": {"seeds": seeds}, "content": "abc"}))
+    return [part], tmp_path, request
+
+
+def made(half, **changes):
+    parts, output, request = half
+    silent = {"say": lambda words: None, "report": lambda *given: None}
+    finished_runs.make_elsewhere("classify", parts, output, replace(request, **changes), [], **silent)
+
+
+@pytest.mark.parametrize("executor", ["local", "ray"])
+def test_what_a_killed_study_had_finished_is_moved_by_the_next_call(half, elsewhere, executor):
+    commands = elsewhere().commands
+    made(half, executor=executor)
+    assert (half[1] / "cnn-seed0-fold1" / "record.json").is_file()
+    assert not (half[1] / finished_runs.JOBS).exists()
+    assert not commands
+
+
+def test_a_part_that_has_read_other_texts_is_refused(half, elsewhere):
+    elsewhere()
+    path = half[1] / finished_runs.JOBS / "cnn-seed0" / "request.json"
+    path.write_text(path.read_text().replace("abc", "abd"))
+    with pytest.raises(InputError, match="this part has read other texts than the study"):
+        made(half, executor="ray")
+    assert not (half[1] / "cnn-seed0-fold1").exists()
+
+
+def test_folds_in_both_places_count_as_finished(half):
+    reports = []
+    task = finished_runs._Elsewhere("classify", half[0][0], half[1], lambda *given: reports.append(given), 4)
     assert task.is_done()
     task.check()
+    assert task.is_done()
     task.report(done=True)
     assert reports == [(2, 4)]

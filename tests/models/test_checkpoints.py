@@ -182,6 +182,9 @@ def test_an_exported_run_says_how_it_was_trained_and_what_it_reached(tmp_path, t
         card = (target / "README.md").read_text()
         assert f"40 steps of 6 × 40 tokens, 9,600 in all, on {words}" in card
         assert "elsewhere" not in card
-    replace(record, values=values | {"diverged": {"step": 3}}).save(run)
-    convert(str(run), tmp_path / "diverged")
-    assert "## Training" not in (tmp_path / "diverged" / "README.md").read_text()
+    for name, content in (
+        ("diverged", replace(record, values=values | {"diverged": {"step": 3}}).text()), ("foreign", '{"mine": 1}'),
+    ):  # fmt: skip
+        (run / "record.json").write_text(content)
+        convert(str(run), tmp_path / name)
+        assert "## Training" not in (tmp_path / name / "README.md").read_text()

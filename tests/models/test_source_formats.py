@@ -264,12 +264,16 @@ def test_older_files_of_gpt_neox_are_read(tmp_path, tied):
     tensors["embed_out.weight"] = tensors.pop("lm_head.weight", None)
     if tensors["embed_out.weight"] is None:
         tensors["embed_out.weight"] = model.gpt_neox.embed_in.weight.detach().clone()
-    tensors["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 64, 64)
+    tensors["gpt_neox.layers.0.attention.bias"] = torch.ones(1, 1, 64, 64).tril().bool()
+    tensors["gpt_neox.layers.1.attention.bias"] = torch.ones(1, 1, 64, 64).tril().to(torch.uint8)
     tensors["gpt_neox.layers.0.attention.masked_bias"] = torch.tensor(-1e9)
     tensors["gpt_neox.layers.0.attention.rotary_emb.inv_freq"] = torch.ones(2)
     save_file(tensors, path, metadata={"format": "pt"})
     convert(str(tmp_path / "theirs"), tmp_path / "ours")
     torch.testing.assert_close(logits_of(tmp_path / "ours"), logits_of(tmp_path / "theirs"), rtol=1e-4, atol=1e-4)
+    save_file({**tensors, "lm_head.weight": tensors["embed_out.weight"] + 1}, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"has both embed_out\.weight and lm_head\.weight"):
+        convert(str(tmp_path / "theirs"), tmp_path / "both")
     tensors["embed_out.weight"][3, 4] += 1
     save_file(tensors, path, metadata={"format": "pt"})
     if tied:

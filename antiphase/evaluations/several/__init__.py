@@ -22,7 +22,7 @@ class SeveralSettings(ExecutorSettings):
 
     models: Sequence[str] = argument("MODEL...", "Local folders, GGUF files or Hub names of causal language models.")
     measurements: Sequence[str] = flag(
-        "Names of the commands under evaluate, or probe; several by commas.", name="--measure",
+        "Names of the commands under evaluate but harness, or probe; several by commas.", name="--measure",
         default=("perplexity",), separated=True,
     )  # fmt: skip
     paths: Sequence[str] = flag(

@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from antiphase.errors import InputError, nearest
+from antiphase.evaluations.inputs import model_content
 from antiphase.evaluations.several import Measured, Several, SeveralSettings
 from antiphase.execution.choice import executor_of
 from antiphase.execution.executor import Command
@@ -44,25 +45,36 @@ def evaluate(
     """
     settings.check()
     started = time.perf_counter()
+    refusal = None
     with work_in(output, settings, resume=resume) as work:
         with undone_if_refused(output):
             tasks = planned(settings, output, report)
             for model in settings.models:
                 read_config(model, flag="MODEL")
-            work.begin({}, {})
-        if missing := [task for task in tasks if not task.is_done()]:
-            executor = executor_of(settings)
+            models = {f"the files of {model}": model_content(model) for model in settings.models}
+            work.begin(models, {name: f"{name} have changed" for name in models})
             try:
-                read = [path for path in (*settings.models, *settings.paths) if Path(path).exists()]
-                executor.check(output, read, say)
-                is_here = settings.executor == "local"
-                pool = executor.pool(
-                    [settings.device] * len(missing), settings.at_once or (1 if is_here else None), say
-                )
-                run_tasks(missing, pool)
-            finally:
-                executor.close()
+                _run([task for task in tasks if not task.is_done()], settings, output, say)
+            except InputError as error:
+                if not any(task.is_done() for task in tasks):
+                    raise
+                refusal = error
+        if refusal is not None:  # what is finished stays
+            raise refusal
         return finished(tasks).save(output, settings, seconds=time.perf_counter() - started)
+
+
+def _run(missing: Sequence[Evaluation], settings: SeveralSettings, output: Path, say: Callable[[str], None]) -> None:
+    """Run tasks, one at a time here, or all that have room on a cluster, unless a number is given."""
+    if not missing:
+        return
+    executor = executor_of(settings)
+    try:
+        executor.check(output, [path for path in (*settings.models, *settings.paths) if Path(path).exists()], say)
+        most = settings.at_once or (1 if settings.executor == "local" else None)
+        run_tasks(missing, executor.pool([settings.device] * len(missing), most, say))
+    finally:
+        executor.close()
 
 
 def finished(tasks: Sequence[Evaluation]) -> Several:
@@ -172,16 +184,26 @@ def _changes(settings: SeveralSettings, known: dict[str, Measurement]) -> dict[s
         by_flag = {own.name.removeprefix("--"): field for field, own in flags_of(kind).items() if field not in SHARED}
         if given not in by_flag:
             raise InputError(f"--set {name}.{given}: there is no such flag{nearest(given, by_flag)}")
-        found[name][by_flag[given]] = _value(kind, by_flag[given], text, f"--set {change[:80]!r}")
+        field, value = by_flag[given], _value(kind, by_flag[given], text, f"--set {change[:80]!r}")
+        if field not in found[name]:
+            found[name][field] = value
+        elif isinstance(value, list) and not flags_of(kind)[field].separated:
+            found[name][field] += value
+        else:
+            raise InputError(f"--set {name}.{given} is given twice; remove one")
     return found
 
 
 def _value(kind: type[Any], field: str, text: str, place: str) -> Any:
+    """As the command line reads it: text as it is, numbers and switches as YAML has them."""
     hint, own = get_type_hints(kind)[field], flags_of(kind)[field]
-    if get_origin(hint) is not Sequence:
-        return parse_yaml(text, place, "write it as on the command line")
-    listed = text.split(",") if own.separated else [text]
-    return [parse_yaml(one, place, "write it as on the command line") for one in listed]
+    is_list = get_origin(hint) is Sequence
+    listed = text.split(",") if is_list and own.separated else [text]
+    if str not in (hint, *get_args(hint)):
+        listed = [parse_yaml(one, place, "write it as on the command line") for one in listed]
+        if None in listed:
+            raise InputError(f"{place} has no value; write it as on the command line")
+    return listed if is_list else listed[0]
 
 
 def _own_settings(settings: SeveralSettings, measurement: Measurement, model: str, changes: dict[str, Any]) -> Any:
