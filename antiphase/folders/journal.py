@@ -96,6 +96,8 @@ class Journal:
         self.record: Record | None = None
         """The record of a finished measurement."""
         if INPUTS in self.known:
+            if not isinstance(self.known[INPUTS], dict):
+                raise InputError(f"{self.path} does not say what was measured; restore it, or choose another folder")
             JOURNALED.check_same(output, self.known[INPUTS], finite(inputs()))
             self.record = Record.load(output) if (output / "record.json").is_file() else None
 

@@ -281,8 +281,16 @@ def parse_yaml(text: str, place: str, remedy: str) -> Any:
 
 
 def _values_of(node: yaml.Node | None, known: dict[int, float]) -> float:
-    """How many values a node holds, aliases written out; infinite for one that holds itself."""
-    if node is None or isinstance(node.value, str):
+    """How many values a node holds, aliases written out; infinite for one that holds itself.
+
+    Raises:
+        ValueError: a text in it is none that a file or a tokenizer can take.
+    """
+    if node is None:
+        return 1
+    if isinstance(node.value, str):
+        if any("\ud800" <= letter <= "\udfff" for letter in node.value):
+            raise ValueError("a text in it holds half a surrogate pair")
         return 1
     if id(node) not in known:
         known[id(node)] = math.inf

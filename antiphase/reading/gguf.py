@@ -151,13 +151,19 @@ def _value(file: IO[bytes], code: int) -> Any:
         raise _CutError
     inner, count = _number(file, "I"), _number(file, "Q")
     if inner in NUMBERS:
-        file.seek(count * struct.calcsize(f"<{NUMBERS[inner]}"), 1)
+        _skip(file, count * struct.calcsize(f"<{NUMBERS[inner]}"))
     elif inner == STRING:
         for _ in range(count):
-            file.seek(_number(file, "Q"), 1)
+            _skip(file, _number(file, "Q"))
     else:
         raise _CutError
     return None
+
+
+def _skip(file: IO[bytes], count: int) -> None:
+    if count >= 1 << 40:  # no header is so long, and no file system may be able to seek there
+        raise _CutError
+    file.seek(count, 1)
 
 
 def _stored(code: int, count: int, place: str) -> tuple[str, int]:

@@ -12,8 +12,8 @@ from antiphase.reading.limits import BoundError, bounded_work
 
 LARGEST_POWER = 1 << 16
 """Bits of a power: a larger one is computed for minutes, in one step that nothing can stop."""
-UNUSABLE = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError)
-"""What a template raises besides Jinja's own errors, bounds included."""
+UNUSABLE = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, NameError)
+"""What a template raises besides Jinja's own errors, bounds included; NameError for a number such as 1e400."""
 
 
 class _BoundedTemplate(Template):

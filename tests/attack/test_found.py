@@ -3,6 +3,7 @@
 import gzip
 import json
 import resource
+import struct
 import time
 
 import pytest
@@ -14,8 +15,10 @@ from antiphase.config import load_preset
 from antiphase.data.corpora import documents
 from antiphase.data.tokenization import in_chat
 from antiphase.errors import InputError, shown
+from antiphase.folders.journal import Journal
 from antiphase.reading import files
 from antiphase.reading.files import parse_yaml
+from antiphase.reading.gguf import read_header
 from antiphase.reading.limits import BoundError, bounded_work
 from antiphase.reading.models import load_tokenizer, read_config
 from antiphase.reading.templates import Templates
@@ -132,6 +135,7 @@ TEMPLATES = {
     "Python": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "a missing place": "{{ '{0}'.format() }}",
     "no number": "{{ '' | int + {} }}",
+    "infinity": "{{ 1e400 }}",
 }
 
 
@@ -139,7 +143,8 @@ TEMPLATES = {
     ("field", "name"),
     [
         (field, name) for field in ("prompt", "label_words", "keep", "target") for name, text in TEMPLATES.items()
-        if "{%" not in text or field in ("prompt", "label_words")  # an expression has no statements
+        if ("{%" not in text or field in ("prompt", "label_words"))  # an expression has no statements
+        and (name != "infinity" or field in ("keep", "target"))  # in a text it is the word
     ],
 )  # fmt: skip
 def test_a_template_is_stopped(tmp_path, text_tokenizer, brief, monkeypatch, name, field):
@@ -174,6 +179,30 @@ def test_bounds_end_with_their_block():
     time.sleep(0.2)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
     assert Templates(undefined=StrictUndefined).from_string("{{ 2 ** 8 }} {{ a }}").render(a=1) == "256 1"
+
+
+def test_half_a_surrogate_pair_in_yaml_is_refused(tmp_path, text_tokenizer):
+    (tmp_path / "rows.txt").write_text("A one two\nB three four\n" * 3)
+    task = '{kind: classification, data: rows.txt, prompt: "\\ud800 {{ text }}"}'
+    (tmp_path / "task.yaml").write_text(task)
+    with pytest.raises(
+        InputError, match=r"task\.yaml: this is not valid YAML \(a text in it holds half a surrogate pair\)"
+    ):
+        load_task(str(tmp_path / "task.yaml"), text_tokenizer)
+
+
+def test_inputs_of_a_journal_that_are_no_mapping_are_refused(tmp_path):
+    (tmp_path / "journal.jsonl").write_text('{"key": "inputs", "rows": 7}\n')
+    with pytest.raises(InputError, match=r"journal\.jsonl does not say what was measured; restore it"):
+        Journal(tmp_path, lambda: {"a": 1})
+
+
+@pytest.mark.parametrize("inner", [10, 8])  # an array of numbers, of texts
+def test_lengths_in_a_header_that_no_file_has_are_refused(tmp_path, inner):
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
+    (tmp_path / "m.gguf").write_bytes(head + struct.pack("<IQQ", inner, 1 << 62, 1 << 63))
+    with pytest.raises(InputError, match=r"^MODEL \S+m\.gguf"):
+        read_header(str(tmp_path / "m.gguf"), "MODEL")
 
 
 # ------------------------------------------------------------------------------------------ compressed text
