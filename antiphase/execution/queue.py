@@ -52,10 +52,13 @@ class Task(Protocol):
         """Pass its progress on."""
 
 
-def run_tasks(tasks: Sequence[Task], pool: Pool) -> None:
+def run_tasks(tasks: Sequence[Task], pool: Pool, *, stopped: str = "finished runs are kept") -> None:
     """Run every task that has no result yet.
 
     A process that a killed command left behind, and that is still going, counts as one of the pool; it is waited for.
+
+    Args:
+        stopped: what an interruption says.
 
     Raises:
         InputError: a process refused its settings; the message is its own. Or a result cannot be used.
@@ -93,7 +96,7 @@ def run_tasks(tasks: Sequence[Task], pool: Pool) -> None:
                         task.check()
                     task.report(done=code is not None)
         except KeyboardInterrupt:
-            raise Interrupted("every run has written a checkpoint") from None
+            raise Interrupted(stopped) from None
 
 
 def _check_code(task: Task, code: int, log: Path) -> None:

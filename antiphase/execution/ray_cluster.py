@@ -21,13 +21,12 @@ from typing import Any
 from antiphase.errors import InputError
 from antiphase.execution import ray_node
 from antiphase.execution.executor import Command
+from antiphase.execution.queue import ENDED
 
 CONNECT_SECONDS, PROBE_SECONDS = 5.0, 120.0
 """How long a cluster may take to answer, and a node to look at the storage."""
 RESTARTS = 20
 """How often a run is started again, before it counts as one that kills its nodes."""
-STOPPED = (130, 143, -signal.SIGTERM, -signal.SIGINT)
-"""Exit codes of processes that were asked to end."""
 MISSING = "--executor ray needs the extra: pip install 'antiphase[cluster]'"
 
 
@@ -146,7 +145,7 @@ class RayProcess:
         except ray.exceptions.RayError as error:
             self._again(type(error).__name__)
             return
-        if code in STOPPED and not self.is_asked_to_stop:
+        if code in ENDED and not self.is_asked_to_stop:
             self._again("its process was asked to end")  # a node that is shut down tells its processes first
         else:
             self.code = code

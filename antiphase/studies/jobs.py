@@ -42,7 +42,8 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, pool: Pool, report: Report) -
         Interrupted: Ctrl-C or termination; every run has written its checkpoint.
         RuntimeError: a run broke; the message names its log.
     """
-    run_tasks([_Training(job, jobs[0], output, report) for job in jobs], pool)
+    tasks = [_Training(job, jobs[0], output, report) for job in jobs]
+    run_tasks(tasks, pool, stopped="every run has written a checkpoint")
 
 
 @dataclass(frozen=True, eq=False)
