@@ -37,6 +37,8 @@ class Part:
     """What that process is asked for."""
     runs: Sequence[str]
     """Names of its folders, which are those that the study would make."""
+    content: str
+    """Digest of what that process has to read, as it notes it in its own folder."""
 
 
 def make_elsewhere(
@@ -114,9 +116,7 @@ class _Elsewhere:
                 (self.folder / run).replace(self.output / run)
 
     def _check_texts(self) -> None:
-        read, own = (read_json(place / REQUEST, "--output", "remove it") for place in (self.output, self.folder))
-        read, own = ({name: one for name, one in tree.items() if name != "request"} for tree in (read, own))
-        if read != own:
+        if read_json(self.folder / REQUEST, "--output", "remove it").get("content") != self.part.content:
             raise InputError(
                 f"--output {self.folder}: this part has read other texts than the study; see that all nodes have the "
                 "same, remove it, and repeat the command with --resume"

@@ -78,7 +78,7 @@ def classified(tmp_path):
 
 
 TRANSLATED = TranslateSettings(
-    models=("transformer", "differential"), seeds=(1,), samples=40, test_samples=8, settings=("epochs=1",)
+    models=("transformer", "differential"), seeds=(1, 2), samples=40, test_samples=8, settings=("epochs=1",)
 )
 
 
@@ -109,7 +109,7 @@ def test_translators_are_the_same(tmp_path, elsewhere):
     translate(TRANSLATED, tmp_path / "here")
     translate(replace(TRANSLATED, executor="ray"), tmp_path / "away")
     assert contents(tmp_path / "away") == contents(tmp_path / "here")
-    assert len(executor.commands) == 2
+    assert len(executor.commands) == 4
 
 
 @pytest.mark.slow
@@ -122,14 +122,14 @@ def test_what_is_finished_stays_when_a_job_fails(tmp_path, elsewhere):
     translate(away, tmp_path / "away", resume=True)
     assert "transformer-seed1" in [command.name for command in again.commands]
     assert not (tmp_path / "away" / "jobs").exists()
-    assert len(Record.load(tmp_path / "away").values["runs"]) == 2
+    assert len(Record.load(tmp_path / "away").values["runs"]) == 4
 
 
 @pytest.fixture
 def half(tmp_path):
     """A study of one part with two runs, of which one was moved when the study was killed; and what was asked for."""
     request = ClassifySettings(train=["t"], seeds=(0,))
-    part = finished_runs.Part("cnn-seed0", request, ["cnn-seed0-fold0", "cnn-seed0-fold1"])
+    part = finished_runs.Part("cnn-seed0", request, ["cnn-seed0-fold0", "cnn-seed0-fold1"], "abc")
     own = tmp_path / finished_runs.JOBS / "cnn-seed0"
     for place in (tmp_path / "cnn-seed0-fold0", own / "cnn-seed0-fold1"):
         place.mkdir(parents=True)

@@ -95,8 +95,9 @@ def classify(
             examples, test, labels = _read(request, say)
             splits = list(_splits(request, examples, test))
             texts = [[example.text, example.label] for example in (*examples, *test)]
-            work.begin({"content": hash_of(texts)}, {"content": "the labelled texts have changed"})
-            study = Study(request, labels, device, output)
+            content = hash_of(texts)
+            work.begin({"content": content}, {"content": "the labelled texts have changed"})
+            study = Study(request, labels, device, output, content)
             study.check(classifiers, splits[0])
         runs = study.runs(classifiers, splits, say, report)
         best = max(runs, key=lambda run: run.development.accuracy)
@@ -161,8 +162,12 @@ def _folds(count: int, seed: int, examples: list[Example]) -> Iterator[Parts]:
 class Study:
     """Executes the runs one after the other."""
 
-    def __init__(self, request: ClassifySettings, labels: list[str], device: torch.device, output: Path) -> None:
+    def __init__(
+        self, request: ClassifySettings, labels: list[str], device: torch.device, output: Path, content: str
+    ) -> None:
+        """``content`` is the digest of the texts."""
         self.request, self.labels, self.device, self.output = request, labels, device, output
+        self.content = content
         self.numbers = {label: number for number, label in enumerate(labels)}
         self.tokenizers: dict[tuple[int, int | None], PreTrainedTokenizerBase] = {}
 
@@ -201,7 +206,7 @@ class Study:
         return [
             Part(
                 f"{name}-seed{seed}", alone(self.request, name, seed),
-                [_folder(name, parts) for parts in splits if parts.seed == seed],
+                [_folder(name, parts) for parts in splits if parts.seed == seed], self.content,
             )
             for seed in self.request.seeds
             for name in names

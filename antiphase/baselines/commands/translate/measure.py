@@ -93,11 +93,7 @@ def translate(
     with work_in(output, request, resume=resume) as work:
         with undone_if_refused(output):
             splits = _splits(request)
-            texts = [
-                [[[pair.source, pair.target] for pair in part] for part in (parts.train, parts.test)]
-                for parts in splits
-            ]
-            content = hash_of([texts, _own_tokenizer(request)])
+            content = _content(splits, request)
             work.begin({"content": content}, {"content": "the pairs or the tokenizer have changed"})
             study = Study(request, device, output)
             for parts in splits if request.train else splits[:1]:  # generated parts do not differ in what is checked
@@ -128,6 +124,12 @@ def _splits(request: TranslateSettings) -> list[Parts]:
         test = read_pairs(request.test, **fields, flag="--test")
         return [Parts(seed, pairs, test) for seed in request.seeds]
     return [Parts(seed, *held_out_pairs(pairs, seed)) for seed in request.seeds]
+
+
+def _content(splits: Sequence[Parts], request: TranslateSettings) -> str:
+    """Digest of the pairs and the tokenizer."""
+    texts = [[[[pair.source, pair.target] for pair in part] for part in (parts.train, parts.test)] for parts in splits]
+    return hash_of([texts, _own_tokenizer(request)])
 
 
 def _own_tokenizer(request: TranslateSettings) -> str | None:
@@ -167,9 +169,9 @@ class Study:
             for name, translator in translators.items()
         }
         parts = [
-            Part(f"{name}-seed{seed}", alone(self.request, name, seed), [f"{name}-seed{seed}"])
-            for seed in self.request.seeds
-            for name in translators
+            Part(run, alone(self.request, name, split.seed), [run], _content([split], self.request))
+            for split in splits
+            for name, run in ((name, f"{name}-seed{split.seed}") for name in translators)
         ]
         read = [*self.request.train, *self.request.test, *filter(None, [self.request.tokenizer])]
         make_elsewhere("translate", parts, self.output, self.request, read, say=say, report=report)
