@@ -78,6 +78,12 @@ def test_a_log_has_a_line_every_ten_seconds_and_one_for_the_end():
     ]  # fmt: skip
 
 
+def test_in_a_log_an_end_is_told_once():
+    """Work is finished some time before its process ends, and is reported until then."""
+    steps = [(0, "a", 0, 2), *((second, "a", 2, 2) for second in range(1, 30)), (30, "b", 3, 3)]
+    assert told_by_lines(steps) == ["a: 0 of 2", "a: 2 of 2", "b: 3 of 3"]
+
+
 def test_in_a_log_pieces_side_by_side_have_lines_of_their_own_and_loading_does_not_count():
     steps = [(0, "a", 0, 40), (60, "a", 1, 40), (62, "b", 3, 3), (80, "a", 11, 40)]
     assert told_by_lines(steps) == ["a: 0 of 40", "a: 1 of 40", "b: 3 of 3", "a: 11 of 40, about 58 seconds left"]

@@ -66,14 +66,18 @@ class Lines:
         self.told = -math.inf
         self.begun: dict[Hashable, tuple[float, float]] = {}
         """When the first part of a piece was finished, and how much that was: what came before it was loading."""
+        self.finished: set[Hashable] = set()
+        """Pieces whose end has been told."""
 
     def show(self, key: Hashable, name: str, done: float, total: float, text: str) -> None:
         """A ``Show``."""
         now, is_finished = self.clock(), done >= total
         if done:
             self.begun.setdefault(key, (now, done))
-        if now - self.told < LINE_SECONDS and not is_finished:
+        if (now - self.told < LINE_SECONDS and not is_finished) or (is_finished and key in self.finished):
             return
+        if is_finished:
+            self.finished.add(key)
         self.told = now
         words = [f"{name}: {int(done)} of {total:g}", *([text] if text else [])]
         since, before = self.begun.get(key, (now, done))
