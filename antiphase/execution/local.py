@@ -49,7 +49,7 @@ class LocalPool:
             self.taken = [(process, one) for process, one in self.taken if process.poll() is None]
             used = [one for _, one in self.taken]
             gpu = min(self.gpus, key=used.count)
-        process = start_process(command, gpu)
+        process = start_process(command, self.threads, gpu)
         if gpu is not None:
             self.taken.append((process, gpu))
         return process
@@ -64,10 +64,17 @@ class LocalProcess(subprocess.Popen[bytes]):
             self.terminate()
 
 
-def start_process(command: Command, gpu: str | None) -> LocalProcess:
-    """The command's process, its output appended to the log; it sees only one GPU, or all of them."""
+def start_process(command: Command, threads: int, gpu: str | None) -> LocalProcess:
+    """The command's process, its output appended to the log.
+
+    Args:
+        threads: CPU threads, unless the user has told OpenMP of another number.
+        gpu: the only one that it sees; None: all of them.
+    """
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}  # noqa: TID251 – OpenMP's own
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
     with open(command.log, "ab") as log:
-        environment = None if gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}  # noqa: TID251 – CUDA's own
         return LocalProcess(command.line(), stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
 
 

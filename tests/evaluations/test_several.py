@@ -1,6 +1,7 @@
 """Several measurements of several models: the commands that are run, and the records that they leave."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -89,6 +90,30 @@ def test_a_model_that_has_changed_is_not_measured_further(two, tmp_path, monkeyp
         file.write(" ")
     with pytest.raises(InputError, match=r"the files of .*model have changed since this work began"):
         measure.evaluate(asked, tmp_path / "all", resume=True)
+
+
+def test_every_file_that_is_read_must_be_seen_where_measurements_run(two, tmp_path, monkeypatch):
+    """Those of ``--set`` too; what is no file there is not asked for."""
+    task, second = tmp_path / "a task.yaml", tmp_path / "b.yaml"
+    for path in (task, second, tmp_path / "text.txt"):
+        path.write_text("")
+    asked = []
+
+    class Executor:
+        def check(self, folder, paths, say):
+            asked.extend(paths)
+            raise Interrupted("asked")
+
+        def close(self):
+            """Nothing is open."""
+
+    monkeypatch.setattr(measure, "executor_of", lambda settings: Executor())
+    monkeypatch.setattr(measure, "planned", lambda *given: [SimpleNamespace(is_done=lambda: False)])
+    changes = [f"many-shot.task={task}", f"needles.x={second},{task}", "needles.samples=3", f"needles.y={'z' * 300}"]
+    data = str(tmp_path / "text.txt")
+    with pytest.raises(Interrupted, match="asked"):
+        measure.evaluate(SeveralSettings(models=two, paths=[data, "hub/name"], changes=changes), tmp_path / "all")
+    assert asked == [*two, data, str(task), str(second)]
 
 
 def test_a_first_measurement_that_is_refused_leaves_nothing(two, tmp_path, monkeypatch):

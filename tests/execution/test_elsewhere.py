@@ -34,7 +34,7 @@ class Elsewhere:
     def start(self, command):
         self.commands.append(command)
         is_broken = len(self.commands) <= self.deaths
-        return start_process(replace(command, words=["no-command"]) if is_broken else command, None)
+        return start_process(replace(command, words=["no-command"]) if is_broken else command, 1, None)
 
     def close(self):
         """Nothing is open."""

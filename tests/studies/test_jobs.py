@@ -49,8 +49,9 @@ def scripts(monkeypatch, tmp_path):
     """Let short scripts stand for training runs; ``scripts["name"] = code``. Started names are in order."""
     chosen, started = {}, []
 
-    def start(command, gpu):
+    def start(command, pool_threads, gpu):
         threads = yaml.safe_load((command.log.parent / f"{command.name}.yaml").read_text())["training"]["threads"]
+        assert threads == pool_threads
         started.append((command.name, threads) if gpu is None else (command.name, gpu))
         command.folder.mkdir(exist_ok=True)
         code = chosen.get(command.name, RECORD)
@@ -187,12 +188,16 @@ def test_gpus_are_shared_out_one_to_each_run(tmp_path, job, scripts, monkeypatch
     assert gpus_for(["cpu"]) == []
 
 
-def test_a_run_sees_its_gpu_alone(tmp_path, monkeypatch):
+def test_a_run_sees_its_gpu_alone_and_takes_its_share_of_the_cores(tmp_path, monkeypatch):
     asked = {}
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(local, "LocalProcess", lambda command, **settings: asked.update(settings))
     command = Command("a", ["env"], tmp_path / "a", tmp_path / "a.log")
-    local.start_process(command, "7")
-    assert asked["env"]["CUDA_VISIBLE_DEVICES"] == "7"
-    assert asked["env"]["PATH"] == os.environ["PATH"]
-    local.start_process(command, None)
-    assert asked["env"] is None
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    local.start_process(command, 3, "7")
+    assert asked["env"] == {**os.environ, "CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "3"}
+    local.start_process(command, 3, None)
+    assert asked["env"] == {**os.environ, "OMP_NUM_THREADS": "3"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the user's own number
+    local.start_process(command, 3, None)
+    assert asked["env"]["OMP_NUM_THREADS"] == "1"

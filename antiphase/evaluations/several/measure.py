@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -70,11 +71,18 @@ def _run(missing: Sequence[Evaluation], settings: SeveralSettings, output: Path,
         return
     executor = executor_of(settings)
     try:
-        executor.check(output, [path for path in (*settings.models, *settings.paths) if Path(path).exists()], say)
+        executor.check(output, _paths(settings), say)
         most = settings.at_once or (1 if settings.executor == "local" else None)
         run_tasks(missing, executor.pool([settings.device] * len(missing), most, say))
     finally:
         executor.close()
+
+
+def _paths(settings: SeveralSettings) -> list[str]:
+    """Files and folders that the measurements read, those that ``--set`` names too."""
+    values = [change.partition("=")[2] for change in settings.changes]
+    given = [*settings.models, *settings.paths, *values, *(one for value in values for one in value.split(","))]
+    return [path for path in dict.fromkeys(given) if os.path.exists(path)]
 
 
 def finished(tasks: Sequence[Evaluation]) -> Several:
