@@ -191,6 +191,20 @@ def test_compiled_blocks_have_the_losses_of_plain_ones(tmp_path, run, train_all,
     compiled = [*chosen, "training.compile=true"]
     run(tmp_path / "plain", *chosen)
     run(tmp_path / "one", *compiled)
-    train_all(2, {tmp_path / "ddp": compiled, tmp_path / "shard": [*compiled, "training.mesh.shard=2"]})
-    for name in ("one", "ddp", "shard"):
+    meshes = {"ddp": (), "shard": ("training.mesh.shard=2",), "context": ("training.mesh.context=2",)}
+    train_all(2, {tmp_path / name: [*compiled, *mesh] for name, mesh in meshes.items()})
+    for name in ("one", *meshes):
         assert worst(tmp_path / "plain", tmp_path / name, "loss") < 1e-10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trained", ["lora", "lambda"])
+def test_divided_sequences_train_a_part_of_the_weights_as_one_process_does(tmp_path, run, train_all, trained):
+    pytest.importorskip("peft")
+    run(tmp_path / "start", *EXACT, "training.steps=1")
+    chosen = [*EXACT, "training.steps=20", f"training.start_from={tmp_path / 'start'}", f"training.trained={trained}"]
+    run(tmp_path / "one", *chosen)
+    train_all(2, {tmp_path / "context": [*chosen, "training.mesh.context=2"]})
+    assert metrics(tmp_path / "one")[-1]["loss"] != metrics(tmp_path / "one")[0]["loss"]
+    assert worst(tmp_path / "one", tmp_path / "context", "loss") < 1e-10
+    assert worst(tmp_path / "one", tmp_path / "context", "gradient_norm") < 1e-10
