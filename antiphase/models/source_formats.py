@@ -128,7 +128,6 @@ def read_as_ours(config: PreTrainedConfig, *, dtype: torch.dtype | None = None) 
     """
     kind = ARCHITECTURES[config.model_type]
     refuse_values(config, {**kind.only, "hidden_act": tuple(ACTIVATIONS)})
-    _refuse_rope(config)
     fields: dict[str, Any] = dict(kind.implied)
     for name in dict.fromkeys([*SIZES, *kind.also, *kind.renamed]):
         theirs = kind.renamed.get(name, name)
@@ -186,12 +185,3 @@ def refuse_values(config: PreTrainedConfig, allowed: Mapping[str, tuple[Any, ...
                 f"SOURCE has {name}={getattr(config, name)!r} in its config.json, which has no counterpart here; only "
                 f"{only} can be converted"
             )
-
-
-def _refuse_rope(config: PreTrainedConfig) -> None:
-    kind = (config.rope_parameters or {}).get("rope_type", "default")
-    if kind in ("dynamic", "longrope"):
-        raise InputError(
-            f"SOURCE has rope_type {kind!r}, which extends beyond max_position_embeddings; models here refuse longer "
-            "sequences, so it cannot be converted"
-        )

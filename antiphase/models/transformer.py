@@ -27,6 +27,7 @@ from antiphase.layers.norm import NORMS
 from antiphase.models.attention import attention_layer
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.heads import CausalHead
+from antiphase.models.lengths import warn_of_length
 from antiphase.models.model_card import write_model_card
 from antiphase.models.portable import make_portable
 from antiphase.models.pretrained import AttendingPreTrainedModel
@@ -147,33 +148,35 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         hidden states (B, N / C, hidden) of its own tokens.
 
         Raises:
-            ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given; a text has more tokens than
-                there are positions; ``cu_seq_lens_q`` tell packed texts apart and ``position_ids`` do not; or
-                ``exchange`` comes with a cache or does not divide the tokens.
+            ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given; ``cu_seq_lens_q`` tell packed
+                texts apart and ``position_ids`` do not; or ``exchange`` comes with a cache or does not divide the
+                tokens.
         """
         given = inputs_embeds if input_ids is None else input_ids
         if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
-        self._check_length(seen, given.shape[1], position_ids)
+        self._warn_of_length(seen, given.shape[1], position_ids)
         if position_ids is None:
             _refuse_packing(kwargs)
             position_ids = (torch.arange(given.shape[1], device=given.device) + seen).unsqueeze(0)
-        rows, tokens, positions = len(given), given.shape[1], position_ids
+        rows, tokens = given.shape[0], given.shape[1]  # exported programs would keep what len returns
         if exchange is not None:
             if use_cache or past_key_values is not None:
                 raise ValueError("sequences that processes divide cannot be combined with a cache; set use_cache=False")
-            given, position_ids = exchange.own(given), exchange.own(position_ids)
+            given = exchange.own(given)
             kwargs["exchange"] = exchange
         hidden_states: Tensor = given if input_ids is None else self.embed_tokens(given)
         whole = hidden_states if exchange is None else hidden_states.new_empty(rows, tokens, 0)
-        masks = self._masks(whole, attention_mask, past_key_values, positions)
+        masks = self._masks(whole, attention_mask, past_key_values, position_ids)
         if use_cache and past_key_values is None:
             # After the masks, because create_causal_mask looks for packed sequences only if there is no cache.
             past_key_values = DynamicCache(config=self.config)
         if self.config.embedding_multiplier != 1.0:
             hidden_states = hidden_states * self.config.embedding_multiplier
-        position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
+        position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)  # of the whole sequences
+        if exchange is not None:
+            position_embeddings = tuple(map(exchange.own, position_embeddings))
         for layer, kind in zip(self.layers, self.config.layer_types, strict=True):
             hidden_states = layer(
                 hidden_states,
@@ -205,22 +208,15 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             for kind in dict.fromkeys(self.config.layer_types)
         }
 
-    def _check_length(self, seen: int | Tensor, new: int, position_ids: Tensor | None) -> None:
-        """Refuse a text that is too long; several texts in one row may be longer together."""
+    def _warn_of_length(self, seen: int | Tensor, new: int, position_ids: Tensor | None) -> None:
+        """Of a text that is too long, unless its RoPE is made for that; several in one row may be longer together."""
         longest = self.config.max_position_embeddings
-        if torch.compiler.is_exporting() or not isinstance(seen, int) or seen + new <= longest:
+        if torch.compiler.is_compiling() or not isinstance(seen, int) or seen + new <= longest:
             return
-        if position_ids is not None:
-            if torch.compiler.is_compiling() or bool(position_ids.max() < longest):
-                return
-            raise ValueError(
-                f"position_ids reach {int(position_ids.max())}, but the model's max_position_embeddings is {longest}; "
-                f"shorten the text or raise max_position_embeddings"
-            )
-        raise ValueError(
-            f"a sequence of {seen + new} tokens is longer than the model's max_position_embeddings ({longest}); "
-            f"shorten it or raise max_position_embeddings"
-        )
+        if self.config.rope_parameters["rope_type"] == "dynamic":
+            return
+        if position_ids is None or bool(position_ids.max() >= longest):
+            warn_of_length(longest)
 
 
 def _refuse_packing(kwargs: dict[str, Any]) -> None:

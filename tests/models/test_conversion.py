@@ -42,7 +42,8 @@ def assert_same_tensors(found, expected):
 
 
 LONG = {
-    "rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "short_factor": [1.0] * 3, "long_factor": [2.0] * 3
+    "rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "short_factor": [1.0] * 3, "long_factor": [2.0] * 3,
+    "original_max_position_embeddings": 9,
 }  # fmt: skip
 STRETCHED = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 LAYOUTS = {
@@ -52,6 +53,8 @@ LAYOUTS = {
     "own-head-width": {"heads": 8, "key_heads": 4, "head_dim": 10}, "tied": {"heads": 8, "tie_word_embeddings": True},
     "biases": {"heads": 6, "key_heads": 2, "attention_bias": True, "hidden_act": "gelu_pytorch_tanh"},
     "rope": {"heads": 8, "rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}},
+    "rope-that-stretches": {"heads": 8, "rope_parameters": STRETCHED, "max_position_embeddings": 9},
+    "rope-of-two-lengths": {"heads": 8, "rope_parameters": LONG, "max_position_embeddings": 32},
 }  # fmt: skip
 
 
@@ -234,16 +237,6 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
             "SOURCE is quantized",
         ),
         (hf.Olmo2Config(**SIZES, num_attention_heads=8), {}, "model of type 'olmo2'"),
-        (
-            hf.LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=STRETCHED),
-            {},
-            "rope_type 'dynamic', which extends",
-        ),
-        (
-            hf.LlamaConfig(**SIZES, num_attention_heads=8, rope_parameters=LONG),
-            {},
-            "rope_type 'longrope', which extends",
-        ),
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"to": "diffllama"}, "--to diffllama takes differential V1"),
         (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"to": "llama"}, "--to llama takes softmax models"),
         (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v2"}, "upcycles softmax"),

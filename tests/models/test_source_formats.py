@@ -301,14 +301,10 @@ def test_harmed_checkpoints_are_refused_by_the_tensors_name(tmp_path, refused, n
 # ------------------------------------------------------------------------------------------ what cannot be
 
 
-STRETCHED = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
-
-
 @pytest.mark.parametrize(("config", "options", "pattern"), [
     (qwen2(hidden_act="mish"), {}, "hidden_act='mish' .* only 'silu', 'relu'"),
     (qwen2(attention_dropout=0.1), {}, "attention_dropout=0.1"),
     (qwen2(layer_types=["full_attention", "chunked_attention", "full_attention"]), {}, "layer_types must name"),
-    (qwen3(rope_parameters=STRETCHED), {}, "rope_type 'dynamic', which extends"),
     (gemma(use_bidirectional_attention=True), {}, "use_bidirectional_attention=True"),
     (gemma(hidden_act="quick_gelu"), {}, "hidden_act='quick_gelu'"),
     (gpt_neox(attention_dropout=0.1), {}, "attention_dropout=0.1"),

@@ -6,6 +6,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, DynamicCache, StaticCache
 
 import antiphase
+from antiphase.models import lengths
 from antiphase.models.initialization import initialize
 from support.models import assert_near, ids_of, padded
 
@@ -291,16 +292,40 @@ def test_embeddings_can_be_resized(tiny_model, tied):
 # ------------------------------------------------------------------------------------------ lengths, masks, positions
 
 
+@pytest.fixture
+def warnings(monkeypatch):
+    """What is said of lengths, each time that it would be."""
+    said = []
+    monkeypatch.setattr(lengths.logger, "warning_once", said.append)
+    return said
+
+
 @every_kind
-def test_a_sequence_longer_than_the_positions_is_refused_in_one_sentence(tiny_model, kind):
-    model = tiny_model(kind, max_position_embeddings=12)
-    model(ids_of(1, 12))
-    with pytest.raises(ValueError, match=r"sequence of 13 tokens .* max_position_embeddings \(12\)") as caught:
-        model(ids_of(1, 13))
-    assert "\n" not in str(caught.value)
-    cache = model(ids_of(1, 10)).past_key_values
-    with pytest.raises(ValueError, match="sequence of 13 tokens"):
-        model(ids_of(1, 3), past_key_values=cache)
+def test_a_sequence_longer_than_the_positions_is_told(tiny_model, kind, warnings):
+    model, longer = tiny_model(kind, max_position_embeddings=12), tiny_model(kind, max_position_embeddings=13)
+    ids = ids_of(1, 13)
+    cache = model(ids[:, :10]).past_key_values
+    model(ids[:, :12])
+    assert warnings == []
+    found = model(ids).logits
+    assert len(warnings) == 1
+    assert "max_position_embeddings (12)" in warnings[0]
+    assert torch.equal(found, longer(ids).logits)
+    model(ids[:, 10:], past_key_values=cache)
+    assert len(warnings) == 2
+    stretched = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}  # made for that
+    assert not torch.equal(tiny_model(kind, max_position_embeddings=12, rope_parameters=stretched)(ids).logits, found)
+    assert len(warnings) == 2
+
+
+@every_kind
+def test_an_exported_program_serves_other_batches_and_lengths(tiny_model, kind):
+    model, ids, other = tiny_model(kind).double(), ids_of(3, 7), ids_of(2, 11)
+    shape = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", min=2, max=64)}
+    program = torch.export.export(
+        model, (ids,), {"use_cache": False}, dynamic_shapes={"input_ids": shape, "use_cache": None}
+    )
+    assert_near(program.module()(other, use_cache=False).logits, model(other, use_cache=False).logits)
 
 
 @every_kind

@@ -27,6 +27,7 @@ from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.positions import count_positions, sinusoidal_positions
 from antiphase.models.attention import attention_layer
 from antiphase.models.heads import CausalHead, VocabularyHead
+from antiphase.models.lengths import warn_of_length
 from antiphase.models.pretrained import AttendingPreTrainedModel
 
 
@@ -256,10 +257,12 @@ class VanillaModel(VanillaPreTrainedModel):
         """Scaled embeddings plus positions, with dropout (sections 3.4, 3.5 and 5.4)."""
         longest = self.config.max_position_embeddings
         if not torch.compiler.is_compiling() and position_ids.numel() and int(position_ids.max()) >= longest:
-            raise ValueError(
-                f"a text of {int(position_ids.max()) + 1} tokens is longer than the model's max_position_embeddings "
-                f"({longest}); shorten it or raise max_position_embeddings"
-            )
+            if self.embed_positions is not None:
+                raise ValueError(
+                    f"a text of {int(position_ids.max()) + 1} tokens is longer than the model's "
+                    f"max_position_embeddings ({longest}); shorten it or raise max_position_embeddings"
+                )
+            warn_of_length(longest)
         if self.config.scale_embeddings and self.config.embeddings == "learned":
             embedded = embedded * self.config.hidden_size**0.5
         if self.embed_positions is not None:

@@ -10,6 +10,7 @@ from transformers import DynamicCache
 import antiphase
 from antiphase.baselines.models.vanilla import Norm, VanillaForCausalLM, VanillaForMaskedLM, VanillaModel
 from antiphase.layers.positions import sinusoidal_positions
+from antiphase.models import lengths
 from antiphase.models.configuration import ATTENTION_TYPES
 from support.models import assert_near, logits_in_pieces, padded, randomize
 
@@ -212,13 +213,23 @@ def test_without_positions_the_order_of_words_is_lost_and_only_then(positions):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary"])
-def test_a_text_longer_than_the_positions_is_refused(positions, is_causal):
+def test_a_text_longer_than_the_positions_is_refused_or_told(positions, is_causal, monkeypatch):
+    """A table has no further positions; rotations and sinusoids go on."""
+    warnings = []
+    monkeypatch.setattr(lengths.logger, "warning_once", warnings.append)
     model = model_of(positions=positions, is_causal=is_causal)
     model(ids_of(1, 40))
-    with pytest.raises(ValueError, match=r"a text of 41 tokens is longer than .*max_position_embeddings \(40"):
+    assert warnings == []
+    if positions == "learned":
+        with pytest.raises(ValueError, match=r"a text of 41 tokens is longer than .*max_position_embeddings \(40"):
+            model(ids_of(1, 41))
+    else:
         model(ids_of(1, 41))
+        assert len(warnings) == 1
+        warnings.clear()
     padding = torch.cat([torch.zeros(1, 9), torch.ones(1, 40)], dim=1).long()
     model(ids_of(1, 49), attention_mask=padding)  # padding takes no positions
+    assert warnings == []
 
 
 def test_embeddings_are_scaled_by_the_root_of_the_width():
