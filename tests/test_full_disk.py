@@ -46,7 +46,7 @@ def fails(antiphase, disk):
         code, _, err = antiphase(*arguments)
         assert code == 2, err
         assert re.fullmatch(
-            r"antiphase: \S+ cannot be written \((No space left on device|File too large)\); [^\n]+\n", err
+            r"antiphase: (--output )?\S+ cannot be written \((No space left on device|File too large)\); [^\n]+\n", err
         )
         assert not list(disk[0].rglob("*.tmp"))
 
@@ -75,6 +75,23 @@ def test_training_keeps_its_last_checkpoint_and_goes_on(antiphase, fails, disk, 
     code, out, _ = antiphase(f"{command} --resume")
     assert code == 0
     assert "damaged" not in out
+
+
+def test_a_page_that_could_not_be_written_is_written_by_the_same_command(
+    antiphase, fails, disk, tmp_path, tiny_model, text_tokenizer
+):
+    (folder, fill), model = disk, tmp_path / "model"
+    tiny_model("softmax", vocab_size=len(text_tokenizer)).save_pretrained(model)
+    text_tokenizer.save_pretrained(model)
+    command, output = f"look {model} --text word --output {folder / 'seen'}", folder / "seen"
+    fill(64 * 1024)  # enough for the record
+    fails(command)
+    assert (output / "record.json").is_file()
+    assert not (output / "report.html").exists()
+    fill(0)
+    code, _, err = antiphase(command)
+    assert code == 0, err
+    assert {path.name for path in output.iterdir()} == {".lock", "record.json", "record.safetensors", "report.html"}
 
 
 @pytest.mark.slow

@@ -52,6 +52,8 @@ def _is_left_by_this(folder: Path) -> bool:
 def unfinished(folder: Path) -> Iterator[None]:
     """Mark a new folder until the command has written everything; where a kill or a full disk ends it, it is repeated.
 
+    A refusal after the record, of which only the page can be the cause, keeps the mark as well.
+
     Raises:
         InputError: the folder is not empty, or cannot be created.
     """
@@ -63,7 +65,8 @@ def unfinished(folder: Path) -> Iterator[None]:
     try:
         yield
     except InputError:
-        if is_first:
+        is_kept = any(other.name not in (LOCK, UNFINISHED) for other in folder.iterdir())  # its page failed
+        if is_first and not is_kept:
             path.unlink(missing_ok=True)
         if made and not any(other.name != LOCK for other in folder.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)
