@@ -457,6 +457,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "norm-weight": lambda: evidence_tables.main_effects("norm-weight"),
     "lambda": lambda: evidence_tables.main_effects("lambda"),
     "attack": attack_tables.parts,
+    "targets": attack_tables.targets,
     "readers": attack_tables.readers,
     "soak": attack_tables.soak,
     "real-model-conversion": real_model_tables.conversion,
