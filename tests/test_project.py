@@ -19,6 +19,7 @@ import antiphase
 from antiphase.config import load_preset, preset_names
 from antiphase.errors import InputError
 from antiphase.ops.native import build
+from antiphase.records import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -187,6 +188,16 @@ def test_marked_tables_are_those_of_the_records(page, tables):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert text.count("<!-- table ") == tables
     assert made["with_tables"](text) == text
+
+
+def test_the_transcript_of_portable_checkpoints_is_that_of_its_record():
+    made = runpy.run_path(str(ROOT / "benchmarks" / "portable.py"))
+    found = Record.load(ROOT / "docs/records/portable.json")
+    page = (ROOT / "docs/huggingface.md").read_text(encoding="utf-8")
+    assert made["with_transcript"](page, found) == page
+    logits = re.findall(r"largest difference of a logit (\S+)", page)
+    assert len(logits) == 4
+    assert max(map(float, logits)) < 1e-5
 
 
 def test_the_workflow_runs_the_entry_point_on_the_tested_python_and_marks_the_others():
