@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sysconfig
 from pathlib import Path
 from types import ModuleType
@@ -29,7 +30,21 @@ class NativeKernels(BuildHookInterface):  # type: ignore[type-arg]  # its parame
             return
         build_data["artifacts"].append(str(path.relative_to(Path(__file__).parent)))
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["tag"] = f"py3-none-{platform_tag(path.read_bytes())}"
+
+
+def platform_tag(library: bytes) -> str:
+    """The platform that a wheel with this library is for, as an index accepts it.
+
+    On Linux with glibc, ``manylinux_2_X`` names the newest glibc whose symbols the library uses (PEP 600). It links to
+    nothing else but the C++ and mathematics libraries that each such system has.
+    """
+    platform = re.sub(r"[-.]", "_", sysconfig.get_platform())
+    versions = [tuple(map(int, found)) for found in re.findall(rb"GLIBC_(\d+)\.(\d+)", library)]
+    if not platform.startswith("linux_") or not versions:
+        return platform
+    major, minor = max(versions)
+    return platform.replace("linux", f"manylinux_{major}_{minor}", 1)
 
 
 def _build_module() -> ModuleType:

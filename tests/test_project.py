@@ -3,17 +3,20 @@
 import ast
 import importlib.metadata
 import os
+import platform
 import re
 import runpy
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.tags import sys_tags
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 import antiphase
 from antiphase.config import load_preset, preset_names
@@ -135,6 +138,11 @@ def test_wheel_holds_every_file_of_the_package(tmp_path):
     built = {library} if build.why_no_compiler() is None else set()
     assert held == {name for name in files if name.startswith("antiphase/")} | built
     assert (wheel.stem.endswith("-py3-none-any")) == (not built)
+    if built:
+        *_, tag = parse_wheel_filename(wheel.name)
+        assert tag <= frozenset(sys_tags())  # pip would install it here
+        if platform.libc_ver()[0] == "glibc":
+            assert "manylinux_2_" in wheel.name
     assert {"antiphase/py.typed", "antiphase/presets/demo.yaml"} <= held
 
 
@@ -189,6 +197,15 @@ def test_marked_tables_are_those_of_the_records(page, tables):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert text.count("<!-- table ") == tables
     assert made["with_tables"](text) == text
+
+
+def test_a_wheel_names_the_oldest_glibc_that_will_do(monkeypatch):
+    tag = runpy.run_path(str(ROOT / "hatch_build.py"))["platform_tag"]
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-aarch64")
+    assert tag(b"\0GLIBC_2.2.5\0GLIBC_2.29\0GLIBC_2.17\0GLIBCXX_3.4\0") == "manylinux_2_29_aarch64"
+    assert tag(b"musl") == "linux_aarch64"
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: "macosx-11.0-arm64")
+    assert tag(b"") == "macosx_11_0_arm64"
 
 
 def test_the_transcript_of_portable_checkpoints_is_that_of_its_record():
