@@ -457,6 +457,11 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "heads-of-width-16-effects": lambda: evidence_tables.simple_effects("heads-of-width-16", "attention"),
     "heads-of-one-model": lambda: evidence_tables.losses("heads-of-one-model"),
     "heads-of-one-model-effects": lambda: evidence_tables.simple_effects("heads-of-one-model", "attention"),
+    "tied": lambda: evidence_tables.losses("tied"),
+    "tied-effects": lambda: [
+        *evidence_tables.simple_effects("tied", "attention"),
+        *evidence_tables.simple_effects("tied", "head")[1:],
+    ],
     "survival": lambda: evidence_tables.survival("survival", "attention"),
     "norm-weight": lambda: evidence_tables.main_effects("norm-weight"),
     "lambda": lambda: evidence_tables.main_effects("lambda"),
