@@ -57,7 +57,7 @@ real-model: $(RUNTIME)  ## a pretrained model of 135M parameters through everyth
 attack: $(DEV)  ## kill, interrupt and starve every command, damage every file: is anything lost? hours, with a record
 	$(BIN)/python tests/attack/campaign.py --output docs/records
 
-full: $(DEV)  ## all tests, the GPU kernels, the examples and the mutations, with a record: forty minutes
+full: $(DEV)  ## all tests, GPU kernels, mutations, suites of others, attacks and examples, with a record: four hours
 	$(BIN)/python benchmarks/full_run.py
 
 release: $(DEV)  ## wheel and source distribution, each used in an empty environment; writes docs/records/release.json

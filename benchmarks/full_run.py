@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,8 @@ TESTS = {
     "tests": (["tests", "--ignore", "tests/ops/triton"], {}),
     "GPU kernels, interpreted": (["tests/ops/triton"], {"TRITON_INTERPRET": "1"}),
 }
+ATTACKS = ("kills", "torchrun", "faults", "inputs")
+"""Parts of tests/attack/campaign.py; the first two take half an hour and more than one."""
 OFFLINE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -60,13 +63,17 @@ def all_steps() -> dict[str, Callable[[], dict[str, Any]]]:
     for name, step in SANITIZERS.items():
         steps[name] = partial(attempted, name, step)
     steps["mutations"] = partial(run, "mutations", [sys.executable, str(ROOT / "tests/mutations/run.py")], {})
-    attack = [sys.executable, str(ROOT / "tests/attack/campaign.py"), "--output", RECORDS]
-    suites = [sys.executable, str(ROOT / "tests/suites/run.py"), "--output", RECORDS]
-    steps["transformers' own tests"] = partial(run, "transformers' own tests", suites, {})
-    steps["floors"] = partial(run, "floors", [sys.executable, str(ROOT / "benchmarks/floors.py")], {})
-    steps["attack"] = partial(run, "attack", attack, {})
+    scripts = {
+        "transformers' own tests": ["tests/suites/run.py", "--output", RECORDS],
+        "floors": ["benchmarks/floors.py"],
+        "companions": ["benchmarks/companions.py"],
+    }
+    for part in ATTACKS:
+        scripts[f"attack: {part}"] = ["tests/attack/campaign.py", "--only", part, "--output", RECORDS]
     for example in sorted((ROOT / "examples").glob("*.py")):
-        steps[f"examples/{example.name}"] = partial(run, f"examples/{example.name}", [sys.executable, str(example)], {})
+        scripts[f"examples/{example.name}"] = [f"examples/{example.name}"]
+    for name, (script, *words) in scripts.items():
+        steps[name] = partial(run, name, [sys.executable, str(ROOT / script), *words], {})
     return steps
 
 
@@ -80,7 +87,7 @@ def run(name: str, command: list[str], extra: dict[str, str]) -> dict[str, Any]:
 
 
 def counted(name: str, words: list[str], extra: dict[str, str]) -> dict[str, Any]:
-    """Run a step of pytest; adds the numbers of tests run, failed and skipped, and the names of failures."""
+    """Run a step of pytest; adds the numbers of tests run and skipped, the reasons of skips, the names of failures."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "results.xml"
         step = run(name, [*PYTEST, *words, f"--junitxml={path}"], extra)
@@ -88,13 +95,14 @@ def counted(name: str, words: list[str], extra: dict[str, str]) -> dict[str, Any
 
 
 def outcomes(path: Path) -> dict[str, Any]:
-    """The numbers of tests run and skipped, and the names of failures, from the XML file that pytest has written."""
+    """What pytest's XML file says: numbers of tests run and skipped, skips by their reason, names of failures."""
     suite = ElementTree.parse(path).getroot()[0]
     cases = suite.findall("testcase")
     failed = [case for case in cases if case.find("failure") is not None or case.find("error") is not None]
     return {
         "tests": int(suite.attrib["tests"]),
         "skipped": int(suite.attrib["skipped"]),
+        "skips": dict(Counter(skip.attrib["message"] for case in cases for skip in case.findall("skipped"))),
         "failed": [f"{case.attrib['classname']}::{case.attrib['name']}" for case in failed],
     }
 
