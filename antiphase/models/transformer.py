@@ -109,6 +109,8 @@ class AntiphasePreTrainedModel(AttendingPreTrainedModel):
             raise ValueError("portable=True cannot be combined with push_to_hub; save first, then upload the folder")
         self.config.__dict__.pop("auto_map", None)  # of a portable folder from which the model was loaded
         super().save_pretrained(save_directory, **kwargs)
+        if not kwargs.get("is_main_process", True):
+            return
         if portable:
             make_portable(Path(save_directory))
         write_model_card(self, Path(save_directory), portable=portable)
@@ -183,7 +185,8 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)  # of the whole sequences
         if exchange is not None:
             position_embeddings = tuple(map(exchange.own, position_embeddings))
-        for layer, kind in zip(self.layers, self.config.layer_types, strict=True):
+        layers = self.layers[: self.config.num_hidden_layers]  # fewer while generate drafts with the first ones
+        for layer, kind in zip(layers, self.config.layer_types, strict=False):
             hidden_states = layer(
                 hidden_states,
                 attention_mask=masks[kind],
