@@ -64,6 +64,8 @@ def all_steps() -> dict[str, Callable[[], dict[str, Any]]]:
     suites = [sys.executable, str(ROOT / "tests/suites/run.py"), "--output", RECORDS]
     steps["transformers' own tests"] = partial(run, "transformers' own tests", suites, {})
     steps["floors"] = partial(run, "floors", [sys.executable, str(ROOT / "benchmarks/floors.py")], {})
+    trainers = [sys.executable, str(ROOT / "benchmarks/trainers.py")]
+    steps["trainers and quantizers"] = partial(run, "trainers and quantizers", trainers, {})
     steps["attack"] = partial(run, "attack", attack, {})
     for example in sorted((ROOT / "examples").glob("*.py")):
         steps[f"examples/{example.name}"] = partial(run, f"examples/{example.name}", [sys.executable, str(example)], {})

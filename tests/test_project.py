@@ -229,6 +229,18 @@ def test_the_workflow_runs_the_entry_point_on_the_tested_python_and_marks_the_ot
     assert job["continue-on-error"] == "${{ !matrix.tried }}"
 
 
+def test_packages_that_tests_of_trainers_need_are_installed_for_them():
+    """In the development environment these tests are skipped; ``make full`` has a step with the packages."""
+    trainers = runpy.run_path(str(ROOT / "benchmarks" / "trainers.py"))
+    needed = set(re.findall(r'importorskip\("(\w+)', (ROOT / trainers["TESTS"]).read_text(encoding="utf-8")))
+    assert needed == set(trainers["TESTED"])
+    full_run = runpy.run_path(str(ROOT / "benchmarks" / "full_run.py"))
+    assert "trainers and quantizers" in full_run["all_steps"]()
+    record = Record.load(ROOT / "docs/records/trainers.json")
+    assert set(record.values["versions"]) == needed
+    assert (record.values["skipped"], record.values["failed"]) == (0, [])
+
+
 def test_every_floor_is_tested():
     """``floors.py`` reads them all; its tests exist."""
     floors = runpy.run_path(str(ROOT / "benchmarks" / "floors.py"))
