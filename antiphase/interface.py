@@ -18,6 +18,7 @@ from antiphase.layers.functions import (
     antiphase_attention,
     differential_output,
     eager_attention,
+    refuse_mixed_texts,
     refuse_unknown,
     subtracting,
 )
@@ -117,6 +118,7 @@ def heads_inside(
     """
     refuse_unknown(kwargs)
     mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window)
+    refuse_mixed_texts(kwargs, mask, query)
     return differential_output(
         query, key, value, differential_part(module)(), mask, halves=2, is_causal=is_causal, scaling=scaling,
         sliding_window=window,

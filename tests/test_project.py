@@ -229,6 +229,20 @@ def test_the_workflow_runs_the_entry_point_on_the_tested_python_and_marks_the_ot
     assert job["continue-on-error"] == "${{ !matrix.tried }}"
 
 
+def test_packages_that_tests_of_trainers_need_are_installed_for_them():
+    """In the development environment these tests are skipped; ``make full`` has a step with the packages."""
+    companions = runpy.run_path(str(ROOT / "benchmarks" / "companions.py"))
+    tests = "".join((ROOT / file).read_text(encoding="utf-8") for file in companions["TESTS"])
+    needed = set(re.findall(r'importorskip\("(trl|torchao|bitsandbytes|ray)', tests))
+    assert needed == {"trl", "torchao", "bitsandbytes", "ray"}
+    assert needed <= {name.partition("[")[0] for name in companions["PACKAGES"]}
+    full_run = runpy.run_path(str(ROOT / "benchmarks" / "full_run.py"))
+    assert "companions" in full_run["all_steps"]()
+    record = Record.load(ROOT / "docs/records/companions.json")
+    assert needed <= set(record.values["packages"])
+    assert (record.values["skipped"], record.values["failed"], record.values["notebook_status"]) == (0, [], 0)
+
+
 def test_every_floor_is_tested():
     """``floors.py`` reads them all; its tests exist."""
     floors = runpy.run_path(str(ROOT / "benchmarks" / "floors.py"))

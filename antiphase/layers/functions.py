@@ -7,6 +7,7 @@ layers use the layout of ordinary grouped attention. The layer declares its form
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from antiphase.layers.masks import combine_mask, visible_keys
+from antiphase.layers.masks import carries_positions, combine_mask, visible_keys
 from antiphase.ops.api import attend_cached, differential_attention, native_softmax_attention
 from antiphase.ops.shapes import statistics_dtype
 
@@ -86,10 +87,13 @@ def antiphase_attention(
         (B, N, heads, dv) and None, because the weights are never computed.
 
     Raises:
-        ValueError: a keyword argument would change the result but is not supported.
+        ValueError: a keyword argument would change the result but is not supported, or the mask does not separate texts
+            that ``cu_seq_lens_q`` names.
     """
+    warn_of_weights(kwargs)
     refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
     mask, is_causal, sliding_window = visible_keys(module, attention_mask, query, key, sliding_window)
+    refuse_mixed_texts(kwargs, mask, query)
     if is_differential(module):
         assert lam is not None
         return differential_output(
@@ -117,6 +121,7 @@ def eager_attention(
     """The attention implementation "eager": the reference, with weights (B, heads, N, M), signed if differential."""
     refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
     mask, is_causal, sliding_window = visible_keys(module, attention_mask, query, key, sliding_window)
+    refuse_mixed_texts(kwargs, mask, query)
     if is_differential(module):
         assert lam is not None
         out, weights = differential_attention(
@@ -299,3 +304,37 @@ def refuse_unknown(kwargs: dict[str, Any]) -> None:
         raise ValueError(f"antiphase attention does not support the arguments {', '.join(unknown)}")
     if kwargs.get("dropout"):
         raise ValueError("antiphase attention has no dropout on its weights; set attention_dropout to 0")
+
+
+def refuse_mixed_texts(kwargs: dict[str, Any], mask: Tensor | None, query: Tensor) -> None:
+    """
+    Raises:
+        ValueError: ``cu_seq_lens_q`` (texts + 1) names several texts in a row, and the mask lets a token see those of
+            other texts.
+    """
+    ends = kwargs.get("cu_seq_lens_q")
+    if ends is None or len(ends) <= 2 or torch.compiler.is_compiling():
+        return
+    rows, length = query.shape[0], query.shape[2]
+    begins = torch.zeros(rows, length, dtype=torch.bool)
+    begins.view(-1)[ends[:-1].long().cpu()] = True
+    begins[:, 0] = False
+    row, place = begins.nonzero(as_tuple=True)
+    if mask is None or not carries_positions(mask, length):
+        is_mixed = len(row) > 0
+    else:
+        before = place + mask.shape[-1] - length - 1  # the last key of the text before
+        is_mixed = bool(mask.expand(rows, -1, -1, -1)[row, :, place, before].any())
+    if is_mixed:
+        raise ValueError(
+            "cu_seq_lens_q names several texts, which the mask does not separate; give position_ids that start again "
+            "at 0 in each, use_cache=False and no attention_mask"
+        )
+
+
+def warn_of_weights(kwargs: dict[str, Any]) -> None:
+    """Say that ``output_attentions`` asks for weights that are never computed, as transformers' SDPA does."""
+    if kwargs.get("output_attentions"):
+        warnings.warn(
+            'output_attentions gives no weights here; call set_attn_implementation("eager") first', stacklevel=3
+        )

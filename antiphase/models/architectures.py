@@ -7,6 +7,7 @@ of maps. Value heads 2i and 2i+1 are the two halves of a new value head i, so th
 
 from __future__ import annotations
 
+import os
 from typing import Any, ClassVar
 
 import torch
@@ -32,8 +33,9 @@ from antiphase.interface import (
     refuse_continuous_batching,
 )
 from antiphase.layers.differential import DifferentialHeads
-from antiphase.layers.functions import join_halves, refuse_unknown, split_halves
+from antiphase.layers.functions import join_halves, refuse_mixed_texts, refuse_unknown, split_halves, warn_of_weights
 from antiphase.layers.masks import visible_keys
+from antiphase.models.portable import refuse_portable
 from antiphase.ops.api import differential_attention
 
 ATTENTION_CLASSES = frozenset(
@@ -62,12 +64,15 @@ def attention_inside(
     """The attention function of these models: (B, N, maps, d), with head i's output in maps 2i and 2i+1.
 
     Raises:
-        ValueError: an argument would change the result but is not supported.
+        ValueError: an argument would change the result but is not supported, or the mask does not separate texts that
+            ``cu_seq_lens_q`` names.
     """
+    warn_of_weights(kwargs)
     refuse_unknown(kwargs)
     heads = module.differential
     assert isinstance(heads, DifferentialHeads)
     mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window)
+    refuse_mixed_texts(kwargs, mask, query)
     out = heads.step(
         query, key, value, mask, is_causal=is_causal, sliding_window=window,
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
@@ -100,6 +105,7 @@ def eager_inside(
     heads = module.differential
     assert isinstance(heads, DifferentialHeads)
     mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window)
+    refuse_mixed_texts(kwargs, mask, query)
     out, weights = differential_attention(
         query, key, join_halves(value), heads(), attn_mask=mask, is_causal=is_causal, sliding_window=window,
         scale=scaling, impl="reference", return_weights=True,
@@ -157,6 +163,14 @@ class WithDifferentialHeads(PreTrainedModel):
         requested = INSIDE if requested_attention is None else requested_attention
         _refuse_other_functions(requested)
         return super().get_correct_attn_implementation(requested, is_init_check)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        """
+        Raises:
+            ValueError: ``portable``, which only the decoder of this package has.
+        """
+        refuse_portable(kwargs)
+        super().save_pretrained(save_directory, **kwargs)
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """

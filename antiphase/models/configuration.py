@@ -43,9 +43,17 @@ class NamedFields(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """As in transformers; unknown fields of a file, which other tools may have written, are kept with a warning."""
+        """As in transformers; unknown fields of a file, which other tools may have written, are kept with a warning.
+
+        Fields among ``kwargs`` replace those of the file before all are checked.
+        """
         foreign = {name: config_dict[name] for name in unknown_fields(cls, config_dict)}
-        found = super().from_dict({k: v for k, v in config_dict.items() if k not in foreign}, **kwargs)
+        own = {name: value for name, value in config_dict.items() if name not in foreign}
+        given = {name: kwargs.pop(name) for name in _own_fields(cls).intersection(kwargs)}
+        kinds, layers = {*(own.get("layer_types") or ())}, given.get("num_hidden_layers")
+        if len(kinds) == 1 and isinstance(layers, int):  # more or fewer layers of the same kind
+            own["layer_types"] = [*kinds] * layers
+        found = super().from_dict(own | given, **kwargs)
         config = found[0] if isinstance(found, tuple) else found
         for name, value in foreign.items():
             hint = nearest(name, _own_fields(cls))
@@ -191,7 +199,7 @@ class AntiphaseConfig(NamedFields):
         **kwargs: Any,
     ) -> None:
         variant = {name: kwargs.pop(name) for name in variant_fields() if name in kwargs}
-        refuse_unknown(type(self), kwargs)
+        refuse_unknown_fields(type(self), kwargs)
         self.attention_type = attention_type
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
@@ -297,7 +305,7 @@ class AntiphaseConfig(NamedFields):
                 raise InputError(f"{name} must be a number of at least 0, got {value!r}")
 
 
-def refuse_unknown(kind: type[PreTrainedConfig], kwargs: dict[str, Any]) -> None:
+def refuse_unknown_fields(kind: type[PreTrainedConfig], kwargs: dict[str, Any]) -> None:
     """Refuse unknown keys, which transformers would silently store: a typo should be an error.
 
     Raises:

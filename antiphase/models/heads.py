@@ -56,13 +56,15 @@ class CausalHead(VocabularyHead, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats if ``labels`` (B, N) are given.
 
-        ``labels`` are unshifted token ids; positions with -100 are ignored. ``exchange`` are processes that divide the
-        sequences, as in the model without a head; each gets the logits of its own tokens.
+        ``labels`` are unshifted token ids; positions with -100 are ignored. ``shift_labels``, shifted ones, take their
+        place. ``exchange`` are processes that divide the sequences, as in the model without a head; each gets the logits
+        of its own tokens.
 
         Raises:
             ValueError: ``labels`` come with ``exchange``, whose processes only have parts of the loss.
         """
-        if labels is not None and kwargs.get("exchange") is not None:
+        has_labels = labels is not None or kwargs.get("shift_labels") is not None
+        if has_labels and kwargs.get("exchange") is not None:
             raise ValueError("labels cannot be combined with exchange; form the loss from the logits")
         outputs = self.model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids,
@@ -71,7 +73,7 @@ class CausalHead(VocabularyHead, GenerationMixin):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(outputs.last_hidden_state[:, kept])
         loss = None
-        if labels is not None:
+        if has_labels:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
             loss=loss, logits=logits, past_key_values=outputs.past_key_values,

@@ -10,6 +10,7 @@ import json
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from antiphase.models.merging import Merger
 from antiphase.records import write_atomically
@@ -65,6 +66,15 @@ def code() -> str:
     merger = Merger("antiphase", REPLACED, DROPPED)
     merger.add(ROOTS)
     return HEADER.format(version=version("antiphase"), copyright=COPYRIGHT) + merger.text()
+
+
+def refuse_portable(given: dict[str, Any]) -> None:
+    """
+    Raises:
+        ValueError: ``portable`` is among the arguments of ``save_pretrained`` of a model that has no such form.
+    """
+    if given.pop("portable", False):
+        raise ValueError("portable=True is only for AntiphaseForCausalLM and its siblings; save without it")
 
 
 def make_portable(folder: Path) -> None:

@@ -20,8 +20,10 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from antiphase.interface import BUILT_IN
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.exchange import Exchange
+from antiphase.layers.functions import refuse_unknown
 from antiphase.layers.mlp import MLP
 from antiphase.layers.norm import NORMS
 from antiphase.models.attention import attention_layer
@@ -29,6 +31,7 @@ from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.heads import CausalHead
 from antiphase.models.lengths import warn_of_length
 from antiphase.models.model_card import write_model_card
+from antiphase.models.packing import check_packing
 from antiphase.models.portable import make_portable
 from antiphase.models.pretrained import AttendingPreTrainedModel
 from antiphase.models.start import embedding_std, linear_distribution
@@ -106,6 +109,8 @@ class AntiphasePreTrainedModel(AttendingPreTrainedModel):
             raise ValueError("portable=True cannot be combined with push_to_hub; save first, then upload the folder")
         self.config.__dict__.pop("auto_map", None)  # of a portable folder from which the model was loaded
         super().save_pretrained(save_directory, **kwargs)
+        if not kwargs.get("is_main_process", True):
+            return
         if portable:
             make_portable(Path(save_directory))
         write_model_card(self, Path(save_directory), portable=portable)
@@ -148,17 +153,20 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         hidden states (B, N / C, hidden) of its own tokens.
 
         Raises:
-            ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given; ``cu_seq_lens_q`` tell packed
-                texts apart and ``position_ids`` do not; or ``exchange`` comes with a cache or does not divide the
-                tokens.
+            ValueError: neither or both of ``input_ids`` and ``inputs_embeds`` are given; ``cu_seq_lens_q`` or
+                ``seq_idx`` tell packed texts apart and ``position_ids`` do not; an argument is unknown; or ``exchange``
+                comes with a cache or does not divide the tokens.
         """
         given = inputs_embeds if input_ids is None else input_ids
         if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
         self._warn_of_length(seen, given.shape[1], position_ids)
+        if kwargs.get("cache") is None:  # that of continuous batching, which has more arguments and separates texts
+            if self.config._attn_implementation in BUILT_IN:
+                refuse_unknown(kwargs)  # transformers' functions ignore what they do not know
+            check_packing(kwargs, given, position_ids, attention_mask, past_key_values)
         if position_ids is None:
-            _refuse_packing(kwargs)
             position_ids = (torch.arange(given.shape[1], device=given.device) + seen).unsqueeze(0)
         rows, tokens = given.shape[0], given.shape[1]  # exported programs would keep what len returns
         if exchange is not None:
@@ -177,7 +185,8 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)  # of the whole sequences
         if exchange is not None:
             position_embeddings = tuple(map(exchange.own, position_embeddings))
-        for layer, kind in zip(self.layers, self.config.layer_types, strict=True):
+        layers = self.layers[: self.config.num_hidden_layers]  # fewer while generate drafts with the first ones
+        for layer, kind in zip(layers, self.config.layer_types, strict=False):
             hidden_states = layer(
                 hidden_states,
                 attention_mask=masks[kind],
@@ -217,13 +226,6 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             return
         if position_ids is None or bool(position_ids.max() >= longest):
             warn_of_length(longest)
-
-
-def _refuse_packing(kwargs: dict[str, Any]) -> None:
-    """Without positions no mask could separate the texts of a row, and a token would see those of other texts."""
-    given = [name for name in ("cu_seq_lens_q", "seq_idx") if kwargs.get(name) is not None]
-    if given:
-        raise ValueError(f"{given[0]} needs position_ids, which start again at 0 in each text of a packed row")
 
 
 class AntiphaseForCausalLM(AntiphasePreTrainedModel, CausalHead):

@@ -26,6 +26,26 @@ def test_assisted_generation_gives_the_tokens_of_greedy_generation(tiny_model, k
         assert torch.equal(found, expected)
 
 
+@every_kind
+def test_the_first_layers_can_draft(tiny_model, kind):
+    model = tiny_model(kind, num_hidden_layers=3).double()
+    ids = ids_of(1, 7)
+    mask = torch.ones_like(ids)
+    expected = model.generate(ids, attention_mask=mask, **GREEDY)
+    assert torch.equal(model.generate(ids, attention_mask=mask, assistant_early_exit=1, **GREEDY), expected)
+    assert model.config.num_hidden_layers == 3
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_only_the_first_process_writes_the_card_and_the_code(tiny_model, tmp_path, portable):
+    model = tiny_model("differential")
+    model.save_pretrained(tmp_path, portable=portable, is_main_process=False)
+    assert list(tmp_path.iterdir()) == []
+    model.save_pretrained(tmp_path, portable=portable, is_main_process=True)
+    assert (tmp_path / "README.md").is_file()
+    assert (tmp_path / "modeling_antiphase.py").is_file() == portable
+
+
 @pytest.mark.slow
 @every_kind
 def test_the_decoding_step_compiles_with_a_static_cache(tiny_model, kind):

@@ -4,7 +4,13 @@ import accelerate
 import peft
 import pytest
 import torch
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoModelForTokenClassification, LlamaConfig
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    DynamicCache,
+    LlamaConfig,
+)
 
 import antiphase
 from antiphase.baselines.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
@@ -56,6 +62,94 @@ def test_harmless_arguments_change_nothing_and_others_are_refused_by_name(tiny_m
     for name in ("cu_seq_lens_q", "seq_idx"):
         with pytest.raises(ValueError, match=f"{name} needs position_ids"):
             model(ids, **{name: ends})
+
+
+def packed(*lengths):
+    """Positions and ends of texts in one row."""
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    ends = torch.tensor([0, *lengths]).cumsum(0).int()
+    return positions, {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+
+
+@pytest.mark.parametrize("implementation", ["antiphase", "sdpa", "eager"])
+@every_kind
+def test_packed_texts_that_nothing_separates_are_refused(tiny_model, kind, implementation):
+    model, ids = tiny_model(kind), ids_of(1, 9)
+    model.set_attn_implementation(implementation)
+    positions, ends = packed(4, 5)
+    numbers = {"seq_idx": torch.tensor([[0] * 4 + [1] * 5])}
+    separated = model(ids, position_ids=positions, **ends).logits
+    assert torch.equal(model(ids, position_ids=positions, **numbers).logits, separated)
+    for given in (ends, numbers):
+        with pytest.raises(ValueError, match="do not start again at 0"):
+            model(ids, position_ids=torch.arange(9)[None], **given)
+        with pytest.raises(ValueError, match="cannot be combined with attention_mask"):
+            model(ids, position_ids=positions, attention_mask=torch.ones_like(ids), **given)
+        with pytest.raises(ValueError, match="cannot be combined with past_key_values"):
+            model(ids, position_ids=positions, past_key_values=DynamicCache(config=model.config), **given)
+    _, one = packed(9)
+    alone = model(ids, position_ids=torch.arange(9)[None], attention_mask=torch.ones_like(ids), **one).logits
+    torch.testing.assert_close(alone, model(ids).logits)
+
+
+@pytest.mark.parametrize("implementation", ["antiphase_inside", "sdpa", "eager"])
+def test_other_architectures_refuse_packed_texts_that_nothing_separates(inside, implementation):
+    inside.set_attn_implementation(implementation)
+    ids, (positions, ends) = ids_of(1, 9), packed(4, 5)
+    found = inside(ids, position_ids=positions, use_cache=False, **ends).logits
+    expected = torch.cat([inside(part).logits for part in (ids[:, :4], ids[:, 4:])], dim=1)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    for wrong in ({}, {"use_cache": False, "attention_mask": torch.ones_like(ids)}):
+        with pytest.raises(ValueError, match="which the mask does not separate"):
+            inside(ids, position_ids=positions, **ends, **wrong)
+
+
+@pytest.mark.parametrize("implementation", ["antiphase", "sdpa", "eager"])
+@every_kind
+def test_unknown_arguments_are_refused_under_every_implementation(tiny_model, kind, implementation):
+    model, ids = tiny_model(kind), ids_of(1, 6)
+    model.set_attn_implementation(implementation)
+    for name in ("softcap", "position_bias", "invented"):
+        with pytest.raises(ValueError, match=name):
+            model(ids, **{name: torch.ones(1)})
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "inside"])
+def test_weights_that_are_not_given_cost_a_warning(tiny_model, inside, kind):
+    model, ids = inside if kind == "inside" else tiny_model(kind), ids_of(1, 6)
+    with pytest.warns(UserWarning, match=r'call set_attn_implementation\("eager"\) first'):
+        assert not model(ids, output_attentions=True).attentions
+    model.set_attn_implementation("eager")
+    assert all(weights.shape[-2:] == (6, 6) for weights in model(ids, output_attentions=True).attentions)
+
+
+@every_kind
+def test_shifted_labels_alone_give_the_loss(tiny_model, kind):
+    model, ids = tiny_model(kind), ids_of(2, 6)
+    shifted = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    torch.testing.assert_close(model(ids, shift_labels=shifted).loss, model(ids, labels=ids).loss)
+
+
+def test_portable_is_refused_by_models_without_such_a_form(inside, tmp_path):
+    pair = antiphase.SequenceToSequenceConfig(
+        vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, pad_token_id=0, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    for model in (inside, SequenceToSequenceForConditionalGeneration(pair)):
+        with pytest.raises(ValueError, match="portable=True is only for AntiphaseForCausalLM"):
+            model.save_pretrained(tmp_path / "portable", portable=True)
+        model.save_pretrained(tmp_path / type(model).__name__)
+
+
+def test_fields_given_at_loading_are_checked_like_those_of_the_file(tiny_model, tmp_path):
+    model = tiny_model("differential", num_hidden_layers=2)
+    model.save_pretrained(tmp_path)
+    smaller = AutoModelForCausalLM.from_pretrained(tmp_path, num_hidden_layers=1).eval()
+    assert len(smaller.model.layers) == len(smaller.config.layer_types) == 1
+    assert torch.equal(smaller.model.layers[0].mlp.down_proj.weight, model.model.layers[0].mlp.down_proj.weight)
+    for name, value in (("attention_type", "softmx"), ("num_attention_heads", 5), ("num_hidden_layers", "two")):
+        with pytest.raises(ValueError, match=name):
+            AutoModelForCausalLM.from_pretrained(tmp_path, **{name: value})
 
 
 def test_v1_runs_only_under_functions_that_know_lambda(tiny_model):

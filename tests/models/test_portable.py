@@ -40,6 +40,13 @@ for backend in backends:
         for way in ({}, {"use_cache": False}, {"cache_implementation": "static", "disable_compile": True}):
             new = model.generate(ids[:1], attention_mask=mask[:1], **settings, **way)
             assert torch.equal(new, given["generated"]), (backend, way, new, given["generated"])
+for name in ("softcap", "invented"):
+    try:
+        model(ids, **{name: 2.0})
+    except ValueError as error:
+        assert name in str(error)
+    else:
+        raise AssertionError(name + " was ignored")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 losses = []
 for _ in range(2):
@@ -203,9 +210,9 @@ def test_the_file_is_the_packages_code_and_complete(tmp_path):
 
 def test_two_functions_of_one_name_are_not_merged():
     merger = Merger("antiphase", portable.REPLACED, portable.DROPPED)
-    merger.add([("antiphase.layers.functions", "refuse_unknown"), ("antiphase.layers.functions", "form_of")])
-    merger.add([("antiphase.models.configuration", "refuse_unknown")])
-    with pytest.raises(LookupError, match="two definitions have the name refuse_unknown"):
+    merger.add([("antiphase.interface", "refuse_continuous_batching"), ("antiphase.layers.functions", "form_of")])
+    merger.add([("antiphase.models.portable_parts", "refuse_continuous_batching")])
+    with pytest.raises(LookupError, match="two definitions have the name refuse_continuous_batching"):
         merger.text()
     with pytest.raises(LookupError, match="does not define bogus"):
         merger.add([("antiphase.layers.functions", "bogus")])

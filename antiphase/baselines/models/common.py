@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import can_return_tuple
 
 from antiphase.baselines.models.configs import ClassicConfig
+from antiphase.models.portable import refuse_portable
 
 WORD_STD = 0.25 / 3**0.5
 """Standard deviation of uniform values between -0.25 and 0.25."""
@@ -57,6 +59,14 @@ class ClassicPreTrainedModel(PreTrainedModel):
     config: ClassicConfig
     config_class = ClassicConfig
     base_model_prefix = "model"
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        """
+        Raises:
+            ValueError: ``portable``, which only the decoder of this package has.
+        """
+        refuse_portable(kwargs)
+        super().save_pretrained(save_directory, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

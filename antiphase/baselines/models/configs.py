@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from antiphase.baselines.names import NORMS
 from antiphase.errors import InputError, nearest
-from antiphase.models.configuration import ATTENTION_TYPES, NamedFields, refuse_unknown
+from antiphase.models.configuration import ATTENTION_TYPES, NamedFields, refuse_unknown_fields
 from antiphase.models.first_use import register_models
 
 CELLS = ("rnn", "lstm")
@@ -37,7 +37,7 @@ class ClassicConfig(NamedFields):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        refuse_unknown(type(self), kwargs)
+        refuse_unknown_fields(type(self), kwargs)
         self._check()
         super().__post_init__(**kwargs)
         register_models()
