@@ -56,7 +56,7 @@ def holder_of(folder: Path) -> Holder | None:
     """The holder that the folder names; None if it names none, or only half of one."""
     try:
         return Holder(**json.loads((folder / HOLDER).read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return None
 
 

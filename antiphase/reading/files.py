@@ -42,6 +42,8 @@ def place_of(path: str | Path, flag: str) -> str:
 def reading(path: str | Path, flag: str, remedy: str = "check the path") -> Iterator[None]:
     """Errors of the file system and of the compression, as input errors that name the file."""
     place = place_of(path, flag)
+    if Path(os.path.realpath(path)).is_fifo():  # the shell's own pipes, as of <(...), have no place in the file system
+        raise InputError(f"{place}: this is a named pipe, which may never end; save what it gives to a file first")
     try:
         yield
     except FileNotFoundError:
