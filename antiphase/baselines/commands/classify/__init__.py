@@ -46,6 +46,7 @@ class ClassifySettings(ExecutorSettings):
         name="--min-count",
         default=None,
         least=1,
+        most=10**9,
     )
     word_vectors: str | None = flag("Text file of pretrained word vectors.", default=None)
     settings: Sequence[str] = settings_flag("cnn.dropout=0.4")
