@@ -368,7 +368,7 @@ def test_nobody_waits_for_a_named_pipe(saved, tmp_path, refused, brief, words):
     CalibrationPlan({0: [1]}, beta=0.4).save(tmp_path / "plan.json")
     for name in ("pipe", "pipe.yaml", "pipe.gguf"):
         os.mkfifo(tmp_path / name)
-    refused(r"pipe\S*: this is a named pipe, which may never end; save what it gives to a file first", words)
+    refused(r"pipe\S*: this is a named pipe or a device, which may never end; save what", words)
 
 
 def test_a_pipe_of_the_shell_is_read(tmp_path):
@@ -479,3 +479,22 @@ def test_an_architecture_that_the_package_gguf_does_not_know_is_refused(tmp_path
     path.write_bytes(content.replace(b"llama.", b"mistral."))
     with pytest.raises(InputError, match=r"^MODEL \S+m\.gguf"):
         load_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("classify --train rows.txt --seeds -1", "--seeds must lie between 0 and"),
+        ("classify --train rows.txt --seeds 99999999999999999999999999", "--seeds must lie between 0 and"),
+        ("classify --train rows.txt --folds 100000000000", "--folds 100000000000 is more than the 60 rows"),
+        ("classify --train rows.txt --min-count 100000000000000000000000000", "--min-count must lie between 1 and"),
+        ("classify --train rows.txt --word-vectors zeros", "zeros: this is a named pipe or a device"),
+        ("study gradients --layers 100000000000", "--layers must lie between 2 and 1000"),
+        ("study dependency --samples 100000000000000000", "--samples must be at most 1000000"),
+        ("study dependency --test-samples 100000000000000000", "--test-samples must be at most 1000000"),
+    ],
+)
+def test_numbers_beyond_all_work_cost_one_sentence(refused, tmp_path, brief, words, said):
+    (tmp_path / "rows.txt").write_text("A one two\nB three four\n" * 30)
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    refused(said, f"{words} --output o")
