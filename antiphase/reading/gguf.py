@@ -35,6 +35,8 @@ MOST, LARGEST = 1 << 20, 1 << 30
 """Keys and tensors of a file, and sizes among its keys: far more than any model has."""
 MOST_WORDS = 1 << 24
 """Texts of an array; the largest vocabularies have a quarter of a million words and half a million merges."""
+LONGEST_TEXT = 1 << 24
+"""Bytes of a single text, such as a chat template."""
 MOST_DIMENSIONS = 4
 """Of a tensor, by the format."""
 SIZES = ("_count", "_length", "_count_kv", "vocab_size")
@@ -164,7 +166,7 @@ def _number(file: IO[bytes], code: str) -> Any:
 
 def _string(file: IO[bytes]) -> str:
     length = _number(file, "Q")
-    text = file.read(length) if length < 1 << 30 else b""
+    text = file.read(length) if length <= LONGEST_TEXT else b""
     if len(text) < length:
         raise _CutError
     return text.decode("utf-8", errors="replace")

@@ -79,13 +79,16 @@ def check_depth(tree: Any, place: str) -> None:
     Raises:
         InputError: a model of so many layers cannot be made.
     """
-    for key, value in tree.items() if isinstance(tree, dict) else ():
-        if "layers" in str(key) and isinstance(value, int) and value > LARGEST_DEPTH:
-            raise InputError(
-                f"{place}: its config.json cannot be used ({key} must be a whole number up to {LARGEST_DEPTH}, got "
-                f"{shown(value)})"
-            )
-        check_depth(value, place)
+    waiting = [tree]
+    while waiting:  # without recursion, which a file can exhaust
+        held = waiting.pop()
+        for key, value in held.items() if isinstance(held, dict) else ():
+            if "layers" in str(key) and isinstance(value, int) and value > LARGEST_DEPTH:
+                raise InputError(
+                    f"{place}: its config.json cannot be used ({key} must be a whole number up to {LARGEST_DEPTH}, got "
+                    f"{shown(value)})"
+                )
+            waiting.append(value)
 
 
 def check_returned(config: Any) -> None:

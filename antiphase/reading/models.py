@@ -51,7 +51,8 @@ ORIGIN = "dequantized_from"
 PICKLED = ("bin", "pt", "pth", "ckpt")
 UNREADABLE = (OSError, ValueError, KeyError, ImportError, SafetensorError, StrictDataclassError)
 """What transformers raises for files that it cannot use."""
-IMPOSSIBLE = (*UNREADABLE, TypeError, AttributeError, AssertionError, ArithmeticError, LookupError, NotImplementedError)
+IMPOSSIBLE = (*UNREADABLE, TypeError, AttributeError, AssertionError, ArithmeticError, LookupError, NotImplementedError,
+              RecursionError)  # fmt: skip
 """What a configuration whose values do not fit together makes its own class raise."""
 FAULTS = {
     "missing": "it has no weights for {}",
@@ -107,8 +108,7 @@ def local_folder(name: str, flag: str) -> Path | None:
 
 def _is_local(name: str, path: Path) -> bool:
     """Whether a name that no file or folder has is a mistyped path rather than one of the Hub."""
-    is_path = path.is_absolute() or name.startswith(".") or name.count("/") > 1
-    return is_path or ("/" in name and path.parent.is_dir())
+    return path.is_absolute() or name[:1] == "." or name.count("/") > 1 or ("/" in name and path.parent.is_dir())
 
 
 def _check_files(folder: Path, flag: str) -> None:
