@@ -14,6 +14,8 @@ NORMS = ("layer_norm", "rms_norm", "batch_norm")
 """Norms of the encoders."""
 PHRASE = 3
 """Number of words in the shortest phrase with a noun, which is the shortest distance between a subject and its verb."""
+MOST_SAMPLES = 1_000_000
+"""Texts of one set that are generated, in memory."""
 LIST = ", ".join(CLASSIFIERS)
 SEEDS_HELP = "Random seeds, comma-separated, e.g. 0,1,2."
 SET_HELP = "FIELD=VALUE or MODEL.FIELD=VALUE, e.g. {}. Repeatable."

@@ -200,6 +200,6 @@ def _ends(data: Path, sidecar: Path, kind: np.dtype[Any], sources: int) -> tuple
         count, dtype, digest = tree["tokens"], tree["dtype"], tree["sha256"]
         ends = tuple(map(int, tree.get("ends", [count])))
         same = dtype == kind.name and data.stat().st_size == count * kind.itemsize and len(ends) == sources
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
     return ends if same and digest == file_digest(data) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,7 +187,7 @@ def _check_held_out(paths: list[str], validation: list[str]) -> None:
     """
     for held_out in validation:
         for path in paths:
-            one, other = Path(held_out).resolve(), Path(path).resolve()
+            one, other = (Path(os.path.realpath(os.path.expanduser(given))) for given in (held_out, path))
             if held_out == path or (one.exists() and (one.is_relative_to(other) or other.is_relative_to(one))):
                 raise InputError(
                     f"--validation {held_out} overlaps with --data {path}: text that is trained on is not held out; "

@@ -227,7 +227,7 @@ def _finished(path: Path, shard: Shard, corpus: Corpus) -> Written | None:
     try:
         tree = json.loads(sidecar.read_text(encoding="utf-8"))
         cut, tokens, documents, digest = (tree[name] for name in ("shard", "tokens", "documents", "sha256"))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     same = cut == _identity(shard) and path.stat().st_size == tokens * corpus.kind.itemsize
     return Written(path, tokens, documents) if same and digest == file_digest(path) else None

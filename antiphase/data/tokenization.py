@@ -9,13 +9,15 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.data.pieces import pieces
-from antiphase.errors import InputError
+from antiphase.errors import InputError, shown
 from antiphase.reading.limits import bounded_work
 from antiphase.reading.templates import UNUSABLE
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"
 SMALLEST_VOCABULARY = 256 + 2
+LARGEST_VOCABULARY = 10_000_000
+"""Entries for which the trainers take memory at once, and end the process where there is none."""
 TRAINING_PIECE = 1 << 16
 """Number of characters passed to the trainer at a time."""
 
@@ -37,13 +39,14 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int =
         vocabulary_size: number of entries including both special tokens, at least 258. Little text may give fewer.
 
     Raises:
-        InputError: ``vocabulary_size`` is too small.
+        InputError: ``vocabulary_size`` is too small or too large.
     """
     if vocabulary_size < SMALLEST_VOCABULARY:
         raise InputError(
             f"data.vocabulary_size must be at least {SMALLEST_VOCABULARY} (256 bytes and 2 special tokens), "
             f"got {vocabulary_size}"
         )
+    check_vocabulary(vocabulary_size)
     backend = Tokenizer(models.BPE())
     # Digits first, because the pattern of ByteLevel alone would join runs of digits, and a space to the first of them
     numbers = (
@@ -71,6 +74,15 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int =
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
+
+
+def check_vocabulary(size: int) -> None:
+    """
+    Raises:
+        InputError: no trainer has the memory for so many entries.
+    """
+    if size > LARGEST_VOCABULARY:
+        raise InputError(f"data.vocabulary_size must be at most {LARGEST_VOCABULARY}, got {shown(size)}")
 
 
 def end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:

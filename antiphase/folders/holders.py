@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import stat
 import sys
 import threading
 import time
@@ -27,6 +28,8 @@ from antiphase.errors import Interrupted
 from antiphase.records import write_atomically
 
 HOLDER = ".holder"
+LONGEST = 1 << 16
+"""Bytes of that file."""
 BEAT, EXPIRES = 10.0, 60.0
 """Seconds between touches, and after which a machine that does not touch the file counts as dead."""
 
@@ -55,9 +58,15 @@ def machine() -> str:
 def holder_of(folder: Path) -> Holder | None:
     """The holder that the folder names; None if it names none, or only half of one."""
     try:
-        return Holder(**json.loads((folder / HOLDER).read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):
+        return Holder(**json.loads(_content(folder / HOLDER)))
+    except (FileNotFoundError, ValueError, TypeError, RecursionError):
         return None
+
+
+def _content(path: Path) -> bytes:
+    """The beginning of a file; nothing where a pipe or a device has its name, which are not waited for."""
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        return file.read(LONGEST) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
 
 
 def held_elsewhere(folder: Path) -> Holder | None:
@@ -66,7 +75,7 @@ def held_elsewhere(folder: Path) -> Holder | None:
     if found is None or found.machine == machine():
         return None
     age = _silence(folder)
-    return found if age is not None and age < EXPIRES else None
+    return found if age is not None and abs(age) < EXPIRES else None  # a time to come: the clock went back, unnoticed
 
 
 def _silence(folder: Path) -> float | None:

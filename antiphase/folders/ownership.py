@@ -97,9 +97,10 @@ def only_one(folder: Path) -> Iterator[None]:
     (``holders.py``).
 
     Raises:
-        InputError: another process uses it, or it cannot be created.
+        InputError: another process uses it, it cannot be created, or it holds a link, a pipe or a device as a file.
     """
     made = make_folder(folder)
+    _check_own(folder)
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
@@ -119,6 +120,22 @@ def only_one(folder: Path) -> Iterator[None]:
         lock.release()
         if made and not any(path.name != LOCK for path in folder.iterdir()):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_own(folder: Path) -> None:
+    """Look for what would be written through: a run that somebody else began may hold links to any file. Links to
+    folders, as to a larger disk, stay possible: only folders and files of the run's own names are written there.
+
+    Raises:
+        InputError: a file is a link, a pipe or a device.
+    """
+    for path in folder.iterdir():
+        if path.is_symlink() and not path.is_dir():
+            raise InputError(
+                f"--output {folder}: {path.name} is a link, so another file would be overwritten; put a copy there"
+            )
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise InputError(f"--output {folder}: {path.name} is a pipe or a device; remove it")
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -199,7 +199,7 @@ def convert(
         InputError: the source cannot be converted, its tokenizer does not fit it, or the target exists; no partial
             target remains.
     """
-    given, target = target, Path(target).resolve()  # a link stays and the folder it points to is filled
+    given, target = target, Path(os.path.realpath(target))  # a link stays and the folder it points to is filled
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"TARGET {given} exists and is not empty; choose another folder")
     if is_gguf(source):

@@ -42,6 +42,11 @@ def place_of(path: str | Path, flag: str) -> str:
 def reading(path: str | Path, flag: str, remedy: str = "check the path") -> Iterator[None]:
     """Errors of the file system and of the compression, as input errors that name the file."""
     place = place_of(path, flag)
+    real = Path(os.path.realpath(path))  # the shell's own pipes, as of <(...), have no place in the file system
+    if real.is_fifo() or real.is_char_device():
+        raise InputError(
+            f"{place}: this is a named pipe or a device, which may never end; save what it gives to a file first"
+        )
     try:
         yield
     except FileNotFoundError:

@@ -20,8 +20,9 @@ from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerBase
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-from antiphase.errors import InputError
+from antiphase.errors import InputError, shown
 from antiphase.reading.files import reading
+from antiphase.reading.limits import LARGEST_DEPTH
 
 ENDING, MAGIC, VERSIONS = ".gguf", b"GGUF", (2, 3)
 NEEDED = ("gguf", "accelerate")
@@ -30,6 +31,16 @@ ARCHITECTURES = sorted(set(GGUF_SUPPORTED_ARCHITECTURES) - {"general", "tokenize
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Codes of values in the metadata, as ``struct`` writes them."""
 STRING, ARRAY = 8, 9
+MOST, LARGEST = 1 << 20, 1 << 30
+"""Keys and tensors of a file, and sizes among its keys: far more than any model has."""
+MOST_WORDS = 1 << 24
+"""Texts of an array; the largest vocabularies have a quarter of a million words and half a million merges."""
+LONGEST_TEXT = 1 << 24
+"""Bytes of a single text, such as a chat template."""
+MOST_DIMENSIONS = 4
+"""Of a tensor, by the format."""
+SIZES = ("_count", "_length", "_count_kv", "vocab_size")
+"""Ends of keys that hold whole numbers."""
 LLAMA_TENSORS = re.compile(
     r"token_embd\.weight|output(_norm)?\.weight|"
     r"blk\.\d+\.(attn_norm|ffn_norm|attn_q|attn_k|attn_v|attn_output|ffn_gate|ffn_up|ffn_down)\.weight"
@@ -78,6 +89,7 @@ def read_header(name: str, flag: str) -> GgufHeader:
             f"{place} holds a model of the architecture {architecture!r}, which cannot be read from GGUF files; "
             f"{', '.join(ARCHITECTURES)} can"
         )
+    _check_sizes(metadata, place)
     if architecture == "llama" and (foreign := [name for name, *_ in tensors if not LLAMA_TENSORS.fullmatch(name)]):
         raise InputError(
             f"{place} holds {foreign[0]}, for which a Llama read from a GGUF file has no place; give the model's "
@@ -94,6 +106,19 @@ def read_header(name: str, flag: str) -> GgufHeader:
         sizes[kind] += math.prod(shape)
     most = sizes.most_common(1)[0][0] if sizes else None
     return GgufHeader(metadata, None if most in WHOLE_NUMBERS else most)
+
+
+def _check_sizes(metadata: Mapping[str, Any], place: str) -> None:
+    """Look at the numbers of layers and heads, and at widths, with which transformers would calculate.
+
+    Raises:
+        InputError: one of them is none.
+    """
+    for key, value in metadata.items():
+        most = LARGEST_DEPTH if key.endswith(".block_count") else LARGEST
+        is_one = isinstance(value, int) and 0 <= value <= most
+        if key.endswith(SIZES) and value is not None and not is_one:
+            raise InputError(f"{place}: {key} must be a whole number from 0 to {most}, got {shown(value)}")
 
 
 def split_digits(tokenizer: PreTrainedTokenizerBase, header: GgufHeader) -> None:
@@ -116,6 +141,8 @@ def _parsed(file: IO[bytes], place: str) -> tuple[dict[str, Any], list[tuple[str
     if version not in VERSIONS:
         raise InputError(f"{place} has version {version} of GGUF; versions {VERSIONS[0]} and {VERSIONS[1]} can be read")
     count, keys = _number(file, "Q"), _number(file, "Q")
+    if max(count, keys) > MOST:
+        raise _CutError
     metadata: dict[str, Any] = {}
     for _ in range(keys):
         key = _string(file)
@@ -123,9 +150,13 @@ def _parsed(file: IO[bytes], place: str) -> tuple[dict[str, Any], list[tuple[str
     tensors = []
     for _ in range(count):
         name = _string(file)
-        shape = tuple(_number(file, "Q") for _ in range(_number(file, "I")))
+        if (dimensions := _number(file, "I")) > MOST_DIMENSIONS:
+            raise _CutError
+        shape = tuple(_number(file, "Q") for _ in range(dimensions))
         tensors.append((name, shape, _number(file, "I"), _number(file, "Q")))
     alignment = metadata.get("general.alignment", 32)
+    if not isinstance(alignment, int) or not 8 <= alignment <= MOST:
+        raise _CutError
     return metadata, tensors, -(-file.tell() // alignment) * alignment
 
 
@@ -135,7 +166,7 @@ def _number(file: IO[bytes], code: str) -> Any:
 
 def _string(file: IO[bytes]) -> str:
     length = _number(file, "Q")
-    text = file.read(length) if length < 1 << 30 else b""
+    text = file.read(length) if length <= LONGEST_TEXT else b""
     if len(text) < length:
         raise _CutError
     return text.decode("utf-8", errors="replace")
@@ -152,7 +183,7 @@ def _value(file: IO[bytes], code: int) -> Any:
     inner, count = _number(file, "I"), _number(file, "Q")
     if inner in NUMBERS:
         _skip(file, count * struct.calcsize(f"<{NUMBERS[inner]}"))
-    elif inner == STRING:
+    elif inner == STRING and count <= MOST_WORDS:
         for _ in range(count):
             _skip(file, _number(file, "Q"))
     else:

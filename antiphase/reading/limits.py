@@ -1,4 +1,4 @@
-"""Bounds for what comes from strangers: time and memory of a template, numbers of layers in a configuration."""
+"""Bounds for what comes from strangers: time and memory of a template, values of a configuration that nobody checks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 from types import FrameType
 from typing import Any
 
@@ -20,6 +21,8 @@ ROOM = 1 << 29
 
 LARGEST_DEPTH = 10_000
 """Layers of a model."""
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+RETURNED = ("output_hidden_states", "output_attentions")
 
 
 class BoundError(ValueError):
@@ -76,10 +79,36 @@ def check_depth(tree: Any, place: str) -> None:
     Raises:
         InputError: a model of so many layers cannot be made.
     """
-    for key, value in tree.items() if isinstance(tree, dict) else ():
-        if "layers" in str(key) and isinstance(value, int) and value > LARGEST_DEPTH:
-            raise InputError(
-                f"{place}: its config.json cannot be used ({key} must be a whole number up to {LARGEST_DEPTH}, got "
-                f"{shown(value)})"
-            )
-        check_depth(value, place)
+    waiting = [tree]
+    while waiting:  # without recursion, which a file can exhaust
+        held = waiting.pop()
+        for key, value in held.items() if isinstance(held, dict) else ():
+            if "layers" in str(key) and isinstance(value, int) and value > LARGEST_DEPTH:
+                raise InputError(
+                    f"{place}: its config.json cannot be used ({key} must be a whole number up to {LARGEST_DEPTH}, got "
+                    f"{shown(value)})"
+                )
+            waiting.append(value)
+
+
+def check_returned(config: Any) -> None:
+    """
+    Raises:
+        TypeError: a field that transformers looks at in the forward pass only is neither true nor false.
+    """
+    for name in RETURNED:
+        if not isinstance(getattr(config, name, None), bool | None):
+            raise TypeError(f"{name} must be true or false, got {shown(getattr(config, name))}")
+
+
+def check_special(model: Any, place: str) -> None:
+    """
+    Raises:
+        InputError: a special token is no number of a token, which transformers finds out only when it generates.
+    """
+    settings = (model.config, getattr(model, "generation_config", None))
+    for one, name in product(settings, SPECIAL_TOKENS):
+        value = getattr(one, name, None)
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(isinstance(token, int) and abs(token) < 1 << 31 for token in listed):
+            raise InputError(f"{place}: {name} in its configuration must be the number of a token, got {shown(value)}")

@@ -31,7 +31,7 @@ from transformers import (
 from antiphase.errors import InputError, is_lack_of_memory, shown
 from antiphase.reading.files import one_line, read_json
 from antiphase.reading.gguf import is_gguf, read_header, split_digits
-from antiphase.reading.limits import check_depth
+from antiphase.reading.limits import check_depth, check_returned, check_special
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -51,7 +51,8 @@ ORIGIN = "dequantized_from"
 PICKLED = ("bin", "pt", "pth", "ckpt")
 UNREADABLE = (OSError, ValueError, KeyError, ImportError, SafetensorError, StrictDataclassError)
 """What transformers raises for files that it cannot use."""
-IMPOSSIBLE = (*UNREADABLE, TypeError, AttributeError, AssertionError, ZeroDivisionError)
+IMPOSSIBLE = (*UNREADABLE, TypeError, AttributeError, AssertionError, ArithmeticError, LookupError, NotImplementedError,
+              RecursionError)  # fmt: skip
 """What a configuration whose values do not fit together makes its own class raise."""
 FAULTS = {
     "missing": "it has no weights for {}",
@@ -101,17 +102,19 @@ def local_folder(name: str, flag: str) -> Path | None:
         )
     if not (folder / "config.json").is_file():
         raise InputError(f"{flag} {name}: this folder holds no model (config.json is missing); give the folder of one")
-    _check_objects(folder, flag)
+    _check_files(folder, flag)
     return folder
 
 
 def _is_local(name: str, path: Path) -> bool:
     """Whether a name that no file or folder has is a mistyped path rather than one of the Hub."""
-    is_path = path.is_absolute() or name.startswith(".") or name.count("/") > 1
-    return is_path or ("/" in name and path.parent.is_dir())
+    return path.is_absolute() or name[:1] == "." or name.count("/") > 1 or ("/" in name and path.parent.is_dir())
 
 
-def _check_objects(folder: Path, flag: str) -> None:
+def _check_files(folder: Path, flag: str) -> None:
+    for path in (*folder.iterdir(), *(folder / "additional_chat_templates").glob("*")):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise InputError(f"{flag} {path}: this is a pipe or a device, which may never end; remove it")
     for file in OBJECTS:
         if (folder / file).exists() or (folder / file).is_symlink():
             read_json(folder / file, flag, "save the model once more")
@@ -187,8 +190,9 @@ def read_config(name: str, *, flag: str) -> PreTrainedConfig:
     with usable_config(name, flag):
         if not isinstance(config.architectures, list | None):
             raise TypeError(f"architectures must be a list of names, got {config.architectures!r}")
-        if "/" in str(config._attn_implementation):  # transformers would fetch it from the Hub, and run it
+        if "/" in str(config._attn_implementation):  # transformers would fetch and run it
             raise ValueError(f"the attention {shown(config._attn_implementation)} is code of the Hub, never run here")
+        check_returned(config)
         if not isinstance(config.dtype, dtype | None):
             raise TypeError(f"dtype must be the name of a type, got {config.dtype!r}")
     return config
@@ -249,8 +253,8 @@ def loading(failure: str) -> Iterator[None]:
         yield
     except InputError:
         raise
-    except (*IMPOSSIBLE, RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and not is_lack_of_memory(error):
+    except Exception as error:  # the Rust side of tokenizers raises Exception itself
+        if not (isinstance(error, IMPOSSIBLE) or type(error) is Exception or is_lack_of_memory(error)):
             raise
         raise InputError(f"{failure} ({first_line(error)})") from error
 
@@ -297,6 +301,7 @@ def read_model(
         model = _read_weights(choose(config), name, f"{flag} {name}", whole, options)
     if is_gguf(name) and dtype is not None:
         model = model.to(getattr(torch, dtype))
+    check_special(model, f"{flag} {name}")
     tokenizer = load_tokenizer(name, flag=flag)
     check_tokenizer(tokenizer, model, f"{flag} {name}")
     return model, tokenizer
@@ -443,15 +448,14 @@ def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTra
     if not local and (not name_or_path or _is_local(name_or_path, path)):
         raise InputError(f"{flag} {name_or_path}: there is no such folder; check the path")
     if local:
-        _check_objects(path, flag)
+        _check_files(path, flag)
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path) if local else name_or_path, trust_remote_code=False)
         if not isinstance(tokenizer.model_max_length, int | float):
             raise TypeError(f"model_max_length must be a number, got {tokenizer.model_max_length!r}")
     except Exception as error:
         # The Rust side of tokenizers raises Exception itself for a tokenizer.json that it does not understand
-        expected = isinstance(error, IMPOSSIBLE) or type(error) is Exception
-        if not expected:
+        if not (isinstance(error, IMPOSSIBLE) or type(error) is Exception):
             raise
         where = "this folder" if local else "the Hugging Face Hub"
         raise InputError(

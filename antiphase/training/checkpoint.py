@@ -9,8 +9,10 @@ kind is read by any number of processes, whether they divide the weights or not.
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from antiphase.errors import InputError
+from antiphase.errors import InputError, shown
 from antiphase.folders.contents import file_digest, hash_of
 from antiphase.folders.ownership import written_beside
 from antiphase.reading.files import reading
@@ -28,6 +30,7 @@ from antiphase.reading.models import is_finite
 from antiphase.training.distributed import Processes, alone
 from antiphase.training.divided_files import read_parts, stored
 from antiphase.training.sharding import own_part
+from antiphase.typed import build
 
 FOLDER = "checkpoint"
 MODEL = "model.safetensors"
@@ -37,6 +40,7 @@ FORMAT = 2
 """Format 1 was ``weights.safetensors`` with ``state.pt``, written by ``torch.save``."""
 DIVIDED = 3
 """Format of a checkpoint to which every process contributes files."""
+SHARD = re.compile(r"shard-[\w.-]+")
 KEPT = 2
 """Number of checkpoints that are kept."""
 AFRESH = "to begin the run afresh, or choose another --output"
@@ -56,6 +60,25 @@ class Progress:
     """Evaluations so far."""
     dequantized_from: str | None = None
     """The quantization that the weights which the run starts from went through, if any."""
+
+
+@dataclass(frozen=True)
+class OptimizerState:
+    """What ``described`` tells of an optimizer besides its tensors."""
+
+    values: dict[str, float]
+    groups: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``checkpoint.json`` holds."""
+
+    format: int
+    progress: Progress
+    optimizer: OptimizerState
+    files: dict[str, str]
+    """SHA-256 by name."""
 
 
 def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress) -> None:
@@ -129,25 +152,26 @@ def load_checkpoint(
     damaged: list[str] = []
     for source in found:
         try:
-            tree = _read(source, group)
+            manifest = _read(source, group)
         except InputError as error:
             damaged.append(str(error))
             continue
         for message in damaged:
             say(f"{message}; training continues from {source.name}, and repeats the steps since then")
-        if tree["format"] == FORMAT and group.mesh is None:
+        plain = vars(manifest.optimizer)
+        if manifest.format == FORMAT and group.mesh is None:
             _restore_model(source, model)
-            _restore_optimizer(source, model, optimizer, tree["optimizer"])
+            _restore_optimizer(source, model, optimizer, plain)
         else:
-            _restore_parts(source, model, optimizer, tree["optimizer"], group)
-        return Progress(**tree["progress"])
+            _restore_parts(source, model, optimizer, plain, group)
+        return manifest.progress
     if damaged:
         whole = "" if len(damaged) == 1 else ", and so is the one before"
         raise InputError(f"{damaged[0]}{whole}; remove {folder / FOLDER} {AFRESH}")
     return None
 
 
-def _read(source: Path, group: Processes) -> dict[str, Any]:
+def _read(source: Path, group: Processes) -> Manifest:
     """The manifest of an intact checkpoint; of several processes, each checks some of the files.
 
     Raises:
@@ -164,19 +188,39 @@ def _read(source: Path, group: Processes) -> dict[str, Any]:
             raise ValueError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise InputError(f"{source} is damaged: {MANIFEST} is not what the run wrote") from None
-    if tree["format"] not in (FORMAT, DIVIDED):
-        raise InputError(f"{source} is of format {tree['format']}, and this version reads {FORMAT} and {DIVIDED}")
-    names = list(tree["files"])
+    manifest = _manifest(source, tree)
+    names = list(manifest.files)
     states = torch.zeros(len(names), dtype=torch.int64, device=group.device)
     for place in range(group.rank, len(names), group.count):
         path = source / names[place]
         missing = not path.is_file()
-        states[place] = 1 if missing else 2 * (file_digest(path) != tree["files"][names[place]])
+        states[place] = 1 if missing else 2 * (file_digest(path) != manifest.files[names[place]])
     for name, state in zip(names, group.sum(states).tolist(), strict=True):
         if state:
             what = "is missing" if state == 1 else "is not what the run wrote"
             raise InputError(f"{source} is damaged: {name} {what}")
-    return tree
+    return manifest
+
+
+def _manifest(source: Path, tree: dict[str, Any]) -> Manifest:
+    """
+    Raises:
+        InputError: the checksum of the tree is right, but it is no manifest of this version, or not of this checkpoint.
+    """
+    if tree.get("format") not in (FORMAT, DIVIDED):
+        raise InputError(
+            f"{source} is of format {shown(tree.get('format'))}, and this version reads {FORMAT} and {DIVIDED}"
+        )
+    try:
+        manifest = build(Manifest, tree)
+    except InputError as error:
+        raise InputError(f"{source} is damaged: {error} in {MANIFEST}") from None
+    names = set(manifest.files)
+    is_whole = names == {MODEL, OPTIMIZER} if manifest.format == FORMAT else names and all(map(SHARD.fullmatch, names))
+    is_this = is_whole and source == step_folder(source.parent.parent, manifest.progress.step)
+    if not is_this or min(manifest.progress.seconds, manifest.progress.tokens) < 0:
+        raise InputError(f"{source} is damaged: {MANIFEST} is of another checkpoint")
+    return manifest
 
 
 def _restore_model(source: Path, model: nn.Module) -> None:
@@ -227,7 +271,7 @@ def _restore_parts(
         else:
             tensors[name] = torch.zeros(shape, dtype=dtype)
     _check_shapes(source, weights, own)
-    _check_groups(source, described(model, optimizer)[1], plain)
+    _check_groups(source, described(model, optimizer)[1], plain, tensors)
     read_parts(source, {**own, **tensors})
     _check_finite(source, own, group)
     _fill_optimizer(model, optimizer, plain, tensors)
@@ -250,17 +294,40 @@ def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[
 
 def _restore_optimizer(source: Path, model: nn.Module, optimizer: torch.optim.Optimizer, plain: dict[str, Any]) -> None:
     """Restore the optimizer from copies of the mapped tensors, as kernels may depend on torch's memory alignment."""
-    _check_groups(source, described(model, optimizer)[1], plain)
     tensors = {key: tensor.clone() for key, tensor in load_file(source / OPTIMIZER).items()}
+    _check_groups(source, described(model, optimizer)[1], plain, tensors)
     _fill_optimizer(model, optimizer, plain, tensors)
 
 
-def _check_groups(source: Path, own: dict[str, Any], kept: dict[str, Any]) -> None:
-    if [set(group["params"]) for group in own["groups"]] != [set(group["params"]) for group in kept["groups"]]:
+def _check_groups(source: Path, own: dict[str, Any], kept: dict[str, Any], states: Iterable[str]) -> None:
+    """
+    Args:
+        states: names of the states that are tensors.
+    """
+    names = {name for group in own["groups"] for name in group["params"]}
+    is_like = len(own["groups"]) == len(kept["groups"]) and all(map(_is_like, own["groups"], kept["groups"]))
+    if not is_like or not {key.rpartition(".")[0] for key in (*kept["values"], *states)} <= names:
         raise InputError(
             f"{source} holds an optimizer with other groups of parameters; give the settings it was made with, or "
             "another --output"
         )
+
+
+def _is_like(own: Mapping[str, Any], kept: Mapping[str, Any]) -> bool:
+    """Whether a group holds the same parameters, and settings that the optimizer can take."""
+    listed = kept.get("params")
+    if not isinstance(listed, list) or set(map(str, listed)) != set(own["params"]):
+        return False
+    return all(_kind(own[key]) == _kind(value) for key, value in kept.items() if key in own and key != "params")
+
+
+def _kind(value: Any) -> Any:
+    """What a setting of an optimizer is; some are None, true or false."""
+    if isinstance(value, bool | None):
+        return bool
+    if isinstance(value, int | float):
+        return math.isfinite(value)
+    return [_kind(one) for one in value] if isinstance(value, list | tuple) else type(value)
 
 
 def _fill_optimizer(

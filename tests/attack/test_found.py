@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import resource
 import struct
 import time
@@ -11,6 +12,7 @@ import yaml
 from jinja2 import StrictUndefined
 
 from antiphase import cli
+from antiphase.calibration.plan import CalibrationPlan
 from antiphase.config import load_preset
 from antiphase.data.corpora import documents
 from antiphase.data.tokenization import in_chat
@@ -309,3 +311,190 @@ def test_the_weights_of_an_index_lie_in_its_folder(saved, tmp_path):
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "../outside.safetensors"}}')
     with pytest.raises(InputError, match=r"lacks \.\./outside\.safetensors, which its"):
         load_model(str(folder))
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_among_the_files_of_a_model_is_not_opened(saved, tmp_path, brief, name, kind):
+    path = tmp_path / "model" / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    if name == "config.json":  # without which it is no model's folder
+        with pytest.raises(InputError, match=r"holds no model|pipe or a device"):
+            load_model(str(tmp_path / "model"))
+        return
+    with pytest.raises(InputError, match=rf"^MODEL \S+{name}: this is a pipe or a device, which may never end"):
+        load_model(str(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("value", ["nan", 1e308, "manual_seed", True, []])
+def test_a_type_that_torch_does_not_have_is_refused(saved, value):
+    with pytest.raises(InputError, match=r"^MODEL \S+model: its config\.json cannot be used"):
+        load_model(saved(dtype=value))
+
+
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_what_a_model_returns_is_checked_before_it_runs(saved, name):
+    with pytest.raises(InputError, match=f"{name} must be true or false, got 'x'"):
+        load_model(saved(**{name: "x"}))
+
+
+@pytest.mark.parametrize("value", [1e308, [0, "x"], 2**70])
+def test_a_special_token_is_a_number_of_a_token(saved, tmp_path, value):
+    saved()
+    path = tmp_path / "model" / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": value}))
+    with pytest.raises(InputError, match=r"^MODEL \S+model: eos_token_id in its configuration must be the number"):
+        load_model(str(tmp_path / "model"))
+
+
+# ------------------------------------------------------------------------------------------ strange files and sizes
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", "pipe", "--output", "o.html"], ["train", "--preset", "pipe.yaml", "--output", "o"],
+        ["calibrate", "apply", "model", "--plan", "pipe", "--text", "a", "--output", "o"],
+        ["calibrate", "apply", "model", "--plan", "plan.json", "--task", "pipe.yaml", "--output", "o"],
+        ["look", "pipe.gguf", "--text", "a", "--output", "o"],
+    ],
+)  # fmt: skip
+def test_nobody_waits_for_a_named_pipe(saved, tmp_path, refused, brief, words):
+    saved()
+    CalibrationPlan({0: [1]}, beta=0.4).save(tmp_path / "plan.json")
+    for name in ("pipe", "pipe.yaml", "pipe.gguf"):
+        os.mkfifo(tmp_path / name)
+    refused(r"pipe\S*: this is a named pipe or a device, which may never end; save what", words)
+
+
+def test_a_pipe_of_the_shell_is_read(tmp_path):
+    from antiphase.reading.files import read_text
+
+    ours, theirs = os.pipe()
+    os.write(theirs, b"the key")
+    os.close(theirs)
+    try:
+        assert read_text(f"/dev/fd/{ours}", "--judge-key-file", "give a key") == "the key"
+    finally:
+        os.close(ours)
+
+
+def test_a_loop_of_links_costs_one_sentence(saved, tmp_path, refused):
+    saved()
+    (tmp_path / "loop").symlink_to("loop")
+    refused("loop", ["convert", "model", "loop"])
+
+
+@pytest.mark.parametrize("kind", ["words", "characters", "bpe", "unigram"])
+@pytest.mark.parametrize("size", [10_000_001, 10**11, 10**40])
+def test_a_vocabulary_that_no_memory_holds_is_refused(refused, kind, size):
+    words = ["tokenize", "a b", "--tokenizer", kind, "--vocabulary", str(size)]
+    refused(r"--vocabulary must be at most 10000000, got 10", words)
+
+
+# ------------------------------------------------------------------------------------------ GGUF files of strangers
+
+
+def text_of_gguf(text):
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def gguf_header(values=b"", keys=0, tensors=b"", count=0):
+    """The beginning of a file: its keys and tensors, as bytes."""
+    return b"GGUF" + struct.pack("<IQQ", 3, count, keys) + values + tensors
+
+
+def one_value(key, code, packed):
+    return text_of_gguf(key) + struct.pack("<I", code) + packed
+
+
+@pytest.mark.parametrize(
+    "alignment",
+    [(4, struct.pack("<I", 0)), (8, text_of_gguf("x")), (9, struct.pack("<IQ", 4, 0)), (6, struct.pack("<f", 32.0)),
+     (5, struct.pack("<i", -32)), (10, struct.pack("<Q", 1 << 63))],
+    ids=["zero", "text", "array", "fraction", "negative", "huge"],
+)  # fmt: skip
+def test_an_alignment_that_is_none_is_refused(tmp_path, alignment):
+    (tmp_path / "m.gguf").write_bytes(gguf_header(one_value("general.alignment", *alignment), 1) + bytes(99))
+    with pytest.raises(InputError, match=r"^MODEL \S+m\.gguf is damaged or cut short within its header"):
+        read_header(str(tmp_path / "m.gguf"), "MODEL")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        gguf_header(count=1 << 62), gguf_header(keys=1 << 62),
+        gguf_header(one_value("a", 9, struct.pack("<IQ", 8, 1 << 62)), 1),
+        gguf_header(tensors=text_of_gguf("a") + struct.pack("<I", (1 << 32) - 1), count=1),
+    ],
+    ids=["tensors", "keys", "texts", "dimensions"],
+)  # fmt: skip
+def test_counts_in_a_header_are_bounded_however_long_the_file_is(tmp_path, brief, head):
+    with open(tmp_path / "m.gguf", "wb") as file:
+        file.write(head)
+        file.truncate(40 << 30)
+    with pytest.raises(InputError, match="damaged or cut short within its header"):
+        read_header(str(tmp_path / "m.gguf"), "MODEL")
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("block_count", "from 0 to 10000"), ("feed_forward_length", "from 0 to 1073741824"),
+        ("attention.head_count", "from 0 to"), ("attention.head_count_kv", "from 0 to"), ("vocab_size", "from 0 to"),
+        ("rope.dimension_count", "from 0 to"), ("context_length", "from 0 to"), ("embedding_length", "from 0 to"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("value", [(5, struct.pack("<i", -1)), (4, struct.pack("<I", 1 << 31)), (8, text_of_gguf("x"))])
+def test_sizes_in_a_header_are_sizes(tmp_path, key, said, value):
+    values = one_value("general.architecture", 8, text_of_gguf("llama")) + one_value(f"llama.{key}", *value)
+    (tmp_path / "m.gguf").write_bytes(gguf_header(values, 2) + bytes(99))
+    with pytest.raises(InputError, match=rf"^MODEL \S+m\.gguf: llama\.{key} must be a whole number {said}"):
+        read_header(str(tmp_path / "m.gguf"), "MODEL")
+
+
+def test_words_of_a_gguf_file_that_do_not_fit_together_are_refused(tmp_path, text_tokenizer):
+    from support.gguf import llama, write_gguf
+
+    backend = json.loads(text_tokenizer.backend_tokenizer.to_str())
+    first = backend["model"]["merges"][0]
+    path = write_gguf(tmp_path / "m.gguf", llama(len(text_tokenizer)), text_tokenizer)
+    content = path.read_bytes()
+    merge = " ".join(first).encode()
+    assert content.count(merge) >= 1
+    path.write_bytes(content.replace(merge, b"~" + merge[1:], 1))  # a piece that is no word
+    with pytest.raises(InputError, match=r"^MODEL \S+m\.gguf: no tokenizer could be read from it"):
+        load_tokenizer(str(path), flag="MODEL")
+
+
+def test_an_architecture_that_the_package_gguf_does_not_know_is_refused(tmp_path, text_tokenizer):
+    from support.gguf import llama, write_gguf
+
+    path = write_gguf(tmp_path / "m.gguf", llama(len(text_tokenizer)), text_tokenizer)
+    content = path.read_bytes().replace(text_of_gguf("llama"), text_of_gguf("mistral"))
+    path.write_bytes(content.replace(b"llama.", b"mistral."))
+    with pytest.raises(InputError, match=r"^MODEL \S+m\.gguf"):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("classify --train rows.txt --seeds -1", "--seeds must lie between 0 and"),
+        ("classify --train rows.txt --seeds 99999999999999999999999999", "--seeds must lie between 0 and"),
+        ("classify --train rows.txt --folds 100000000000", "--folds 100000000000 is more than the 60 rows"),
+        ("classify --train rows.txt --min-count 100000000000000000000000000", "--min-count must lie between 1 and"),
+        ("classify --train rows.txt --word-vectors zeros", "zeros: this is a named pipe or a device"),
+        ("study gradients --layers 100000000000", "--layers must lie between 2 and 1000"),
+        ("study dependency --samples 100000000000000000", "--samples must be at most 1000000"),
+        ("study dependency --test-samples 100000000000000000", "--test-samples must be at most 1000000"),
+    ],
+)
+def test_numbers_beyond_all_work_cost_one_sentence(refused, tmp_path, brief, words, said):
+    (tmp_path / "rows.txt").write_text("A one two\nB three four\n" * 30)
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    refused(said, f"{words} --output o")

@@ -42,6 +42,27 @@ def test_a_folder_that_another_machine_holds_is_in_use_until_it_is_silent(tmp_pa
     assert not (tmp_path / HOLDER).exists()
 
 
+def test_a_holder_that_ended_before_the_clock_went_back_does_not_hold_for_ever(tmp_path, foreign):
+    foreign(-holders.EXPIRES / 2)  # clocks of two servers may differ by seconds
+    assert held_elsewhere(tmp_path).host == "node7"
+    foreign(-3600)
+    assert held_elsewhere(tmp_path) is None
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "deep"])
+def test_what_only_has_the_name_of_a_holder_is_none(tmp_path, kind):
+    """Nobody waits for it, or reads it without end."""
+    path = tmp_path / HOLDER
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.write_text("[" * 10_000)
+    assert holder_of(tmp_path) is None
+    assert held_elsewhere(tmp_path) is None
+
+
 def test_what_a_killed_process_of_this_machine_left_does_not_count(tmp_path, foreign):
     """Here the lock of the file system has ended with it."""
     foreign(0, machine=machine())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed import checkpoint as distributed_checkpoint
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
@@ -358,6 +358,62 @@ def test_other_groups_of_parameters_are_refused(tmp_path, parts):
     save_checkpoint(tmp_path, *parts, progress(1))
     with pytest.raises(InputError, match="holds an optimizer with other groups of parameters"):
         load_checkpoint(tmp_path, model, build_optimizer(model, TrainingSettings(steps=9)))
+
+
+def changed(key, *place):
+    """A function that gives a manifest another value, found by the keys in ``place``; none: without it."""
+
+    def change(tree):
+        *path, value = place
+        for name in path[:-1]:
+            tree = tree[name]
+        tree[path[-1]] = value
+
+    return pytest.param(change, id=key)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(pytest.param(lambda tree, name=name: tree.pop(name), id=f"no {name}")
+          for name in ("format", "progress", "optimizer", "files")),
+        *(changed(f"{name} is {value}", name, value) for name in ("format", "progress", "optimizer", "files")
+          for value in (None, [], {}, "x", 7, [1])),
+        *(changed(f"{name} is {value}", "progress", name, value) for name in ("step", "seconds", "tokens", "curve")
+          for value in (None, "x", -1, [1], float("nan"), True)),
+        changed("a long step", "progress", "step", 10**40),
+        changed("values", "optimizer", "values", "nobody.exp_avg", 1), changed("list", "optimizer", "values", []),
+        changed("groups", "optimizer", "groups", [1]), changed("params", "optimizer", "groups", 0, "params", 7),
+        changed("param", "optimizer", "groups", 0, "params", [[]]), changed("lr", "optimizer", "groups", 0, "lr", "x"),
+        changed("nan", "optimizer", "groups", 0, "lr", float("nan")),
+        changed("betas", "optimizer", "groups", 0, "betas", 7), changed("beta", "optimizer", "groups", 0, "betas", [1]),
+        changed("amsgrad", "optimizer", "groups", 0, "amsgrad", "x"),
+        changed("outside", "files", "../../outside", "0"), changed("digest", "files", "model.safetensors", 7),
+    ],
+)  # fmt: skip
+def test_a_manifest_with_a_right_checksum_must_be_one(tmp_path, parts, change):
+    saved(tmp_path, *parts, 1)
+    path = tmp_path / "checkpoint" / "step-00000001" / "checkpoint.json"
+    tree = json.loads(path.read_bytes())
+    del tree["sha256"]
+    change(tree)
+    path.write_bytes(checkpoint.sealed(tree))
+    with pytest.raises(InputError, match=r"step-00000001 (is damaged|is of format|holds an optimizer)"):
+        load_checkpoint(tmp_path, *parts)
+
+
+def test_states_of_a_parameter_that_the_model_lacks_are_refused(tmp_path, parts):
+    saved(tmp_path, *parts, 1)
+    folder = tmp_path / "checkpoint" / "step-00000001"
+    save_file(
+        {**load_file(folder / checkpoint.OPTIMIZER), "nobody.exp_avg": torch.ones(2)}, folder / checkpoint.OPTIMIZER
+    )
+    tree = json.loads((folder / checkpoint.MANIFEST).read_bytes())
+    del tree["sha256"]
+    tree["files"][checkpoint.OPTIMIZER] = checkpoint.file_digest(folder / checkpoint.OPTIMIZER)
+    (folder / checkpoint.MANIFEST).write_bytes(checkpoint.sealed(tree))
+    with pytest.raises(InputError, match="holds an optimizer with other groups"):
+        load_checkpoint(tmp_path, *parts)
 
 
 @pytest.mark.parametrize("home", ["checkpoint", ".checkpoint.old"])

@@ -24,7 +24,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from antiphase.data.pieces import pieces
-from antiphase.data.tokenization import PAD, TRAINING_PIECE, train_tokenizer
+from antiphase.data.tokenization import PAD, TRAINING_PIECE, check_vocabulary, train_tokenizer
 from antiphase.errors import InputError
 
 UNKNOWN = "<|unknown|>"
@@ -60,7 +60,7 @@ def train_words(texts: Iterable[str], vocabulary_size: int, *, least_count: int 
             those that occur once.
 
     Raises:
-        InputError: ``vocabulary_size`` is too small.
+        InputError: ``vocabulary_size`` is too small or too large.
     """
     backend = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
     backend.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
@@ -114,6 +114,7 @@ def _trained(
     least = len(SPECIAL) + 1
     if vocabulary_size < least:
         raise InputError(f"--vocabulary must be at least {least}, got {vocabulary_size}")
+    check_vocabulary(vocabulary_size)
     parts = (piece for text in texts for piece in pieces(text, TRAINING_PIECE))
     chosen = trainer(vocab_size=vocabulary_size, special_tokens=list(SPECIAL), show_progress=False, **options)
     backend.train_from_iterator(parts, chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from antiphase.baselines.names import device_flag, seeds_flag, settings_flag
+from antiphase.baselines.names import check_seeds, device_flag, seeds_flag, settings_flag
 from antiphase.baselines.results import ClassificationScore, Duplicates, Epoch
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
@@ -46,6 +46,7 @@ class ClassifySettings(ExecutorSettings):
         name="--min-count",
         default=None,
         least=1,
+        most=10**9,
     )
     word_vectors: str | None = flag("Text file of pretrained word vectors.", default=None)
     settings: Sequence[str] = settings_flag("cnn.dropout=0.4")
@@ -53,6 +54,7 @@ class ClassifySettings(ExecutorSettings):
 
     def check(self) -> None:
         super().check()
+        check_seeds(self.seeds)
         if self.least_count is not None and self.tokenizer != "words":
             raise InputError("--min-count counts words; remove it, or give --tokenizer words")
         if self.folds is not None and self.test:

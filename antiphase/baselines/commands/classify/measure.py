@@ -141,6 +141,8 @@ def _splits(request: ClassifySettings, examples: list[Example], test: list[Examp
 
 
 def _folds(count: int, seed: int, examples: list[Example]) -> Iterator[Parts]:
+    if count > len(examples):
+        raise InputError(f"--folds {count} is more than the {len(examples)} rows can be split into")
     labels = [example.label for example in examples]
     parts = stratified_parts(labels, count, seed, "test")
     dealt = {row for part in parts for row in part}

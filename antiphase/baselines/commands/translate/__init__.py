@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from antiphase.baselines.names import TRANSLATORS, check_seeds, device_flag, seeds_flag, settings_flag
+from antiphase.baselines.names import MOST_SAMPLES, TRANSLATORS, check_seeds, device_flag, seeds_flag, settings_flag
 from antiphase.baselines.results import AlignmentAccuracy, Epoch, SentenceScore
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
@@ -13,7 +13,7 @@ from antiphase.execution.settings import ExecutorSettings
 from antiphase.flags import flag
 from antiphase.typed import OPTIONAL
 
-SAMPLES, TEST_SAMPLES, MOST_SAMPLES = 8000, 400, 1_000_000
+SAMPLES, TEST_SAMPLES = 8000, 400
 
 
 @dataclass(frozen=True, kw_only=True)

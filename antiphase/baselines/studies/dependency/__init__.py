@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from antiphase.baselines.names import PHRASE, check_seeds, device_flag, models_flag, seeds_flag, settings_flag
+from antiphase.baselines.names import (
+    MOST_SAMPLES,
+    PHRASE,
+    check_seeds,
+    device_flag,
+    models_flag,
+    seeds_flag,
+    settings_flag,
+)
 from antiphase.baselines.results import Epoch
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
@@ -44,8 +52,8 @@ class DependencySettings(Settings):
         "Trained distances that are tested too.", default=(4, 8, 16, 24), separated=True, ranges=True
     )
     depth: int = flag("Number of subjects in a sentence (nested clauses).", default=2, least=2, most=8)
-    samples: int = flag("Training sentences, of all distances together.", default=6000)
-    test_samples: int = flag("Test sentences of each distance.", default=400)
+    samples: int = flag("Training sentences, of all distances together.", default=6000, most=MOST_SAMPLES)
+    test_samples: int = flag("Test sentences of each distance.", default=400, most=MOST_SAMPLES)
     epochs: int = flag("Number of epochs.", default=8, least=1)
     seeds: Sequence[int] = seeds_flag(0, 1, 2)
     settings: Sequence[str] = settings_flag("lstm.hidden_size=128")

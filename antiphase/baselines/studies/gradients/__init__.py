@@ -35,7 +35,7 @@ class GradientsSettings(Settings):
     norms: Sequence[str] = flag(
         f"{', '.join(NORMS)}; recurrent networks have none.", default=("layer_norm",), choices=NORMS, separated=True
     )
-    layers: int = flag("Depth of the models.", default=12, least=2)
+    layers: int = flag("Depth of the models.", default=12, least=2, most=1000)
     steps: Sequence[int] = flag("Training steps after which to measure.", default=(0, 10, 100), least=0, separated=True)
     seeds: Sequence[int] = seeds_flag(0, 1, 2)
     settings: Sequence[str] = settings_flag("lstm.hidden_size=128")
