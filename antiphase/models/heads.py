@@ -57,8 +57,8 @@ class CausalHead(VocabularyHead, GenerationMixin):
         """Logits (B, N or ``logits_to_keep``, vocabulary), and the mean loss in nats if ``labels`` (B, N) are given.
 
         ``labels`` are unshifted token ids; positions with -100 are ignored. ``shift_labels``, shifted ones, take their
-        place. ``exchange`` are processes that divide the sequences, as in the model without a head; each gets the logits
-        of its own tokens.
+        place. ``exchange`` are processes that divide the sequences, as in the model without a head; each gets the
+        logits of its own tokens.
 
         Raises:
             ValueError: ``labels`` come with ``exchange``, whose processes only have parts of the loss.

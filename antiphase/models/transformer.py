@@ -185,8 +185,8 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)  # of the whole sequences
         if exchange is not None:
             position_embeddings = tuple(map(exchange.own, position_embeddings))
-        layers = self.layers[: self.config.num_hidden_layers]  # fewer while generate drafts with the first ones
-        for layer, kind in zip(layers, self.config.layer_types, strict=False):
+        kinds = self.config.layer_types[: self.config.num_hidden_layers]  # fewer: generate drafts with the first layers
+        for layer, kind in zip(self.layers, kinds, strict=False):
             hidden_states = layer(
                 hidden_states,
                 attention_mask=masks[kind],
