@@ -100,6 +100,7 @@ def main() -> None:
     """
     if strange := next((word for word in sys.argv if any("\ud800" <= letter <= "\udfff" for letter in word)), None):
         _fail(f"the argument {strange!a} is not UTF-8; rename the file, or write the text as UTF-8", 2)
+    sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]  # code of the Hub, which transformers would fetch
     try:
         code = app(standalone_mode=False, prog_name="antiphase")
     except InputError as error:

@@ -46,7 +46,7 @@ class ChatEndpoint:
             url: the address before ``/chat/completions``, e.g. ``https://host/v1``.
             key: API key, which is only used in the header of requests.
             longest: largest number of tokens in an answer.
-            timeout: timeout of a connection in seconds.
+            timeout: seconds for a reply, the whole of it.
             attempts: number of attempts per question.
             pause: seconds before the second attempt; doubled before each further attempt.
 
@@ -84,8 +84,9 @@ class ChatEndpoint:
             request = urllib.request.Request(self.url, json.dumps(content).encode(), self._headers)
             wait = self.pause * 2**attempt
             try:
+                ends = time.monotonic() + self.timeout
                 with self._opener.open(request, timeout=self.timeout) as reply:
-                    return self._without_key(_content(reply.read(LARGEST_REPLY))), ""
+                    return self._without_key(_content(_whole(reply, ends))), ""
             except urllib.error.HTTPError as error:
                 with error:
                     reason = f"status {error.code}"
@@ -123,6 +124,20 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
+
+
+def _whole(reply: http.client.HTTPResponse, ends: float) -> bytes:
+    """The body, at most ``LARGEST_REPLY`` bytes of it.
+
+    Raises:
+        TimeoutError: it has not ended at the monotonic time ``ends``; the timeout of a connection is that of a packet.
+    """
+    body = b""
+    while len(body) < LARGEST_REPLY and (part := reply.read1(LARGEST_REPLY - len(body))):
+        body += part
+        if time.monotonic() > ends:
+            raise TimeoutError
+    return body
 
 
 def _content(body: bytes) -> str:

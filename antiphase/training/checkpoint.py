@@ -274,6 +274,7 @@ def _restore_parts(
     _check_groups(source, described(model, optimizer)[1], plain, tensors)
     read_parts(source, {**own, **tensors})
     _check_finite(source, own, group)
+    _check_states(source, parameters, tensors, group)
     _fill_optimizer(model, optimizer, plain, tensors)
 
 
@@ -296,7 +297,27 @@ def _restore_optimizer(source: Path, model: nn.Module, optimizer: torch.optim.Op
     """Restore the optimizer from copies of the mapped tensors, as kernels may depend on torch's memory alignment."""
     tensors = {key: tensor.clone() for key, tensor in load_file(source / OPTIMIZER).items()}
     _check_groups(source, described(model, optimizer)[1], plain, tensors)
+    _check_states(source, dict(model.named_parameters()), tensors, alone())
     _fill_optimizer(model, optimizer, plain, tensors)
+
+
+def _check_states(
+    source: Path, parameters: Mapping[str, Tensor], states: Mapping[str, Tensor], group: Processes
+) -> None:
+    """
+    Raises:
+        InputError: a state of the optimizer is neither one number nor of its parameter's shape, is not finite, or has
+            whole numbers.
+    """
+
+    def fits(key: str, state: Tensor) -> bool:
+        is_like = state.shape in (parameters[key.rpartition(".")[0]].shape, ())
+        return is_like and state.is_floating_point() and is_finite(own_part(state))
+
+    wrong = next((key for key, state in states.items() if not fits(key, state)), None)
+    if group.any(wrong is not None):
+        where = f", {wrong} first" if wrong else ""
+        raise InputError(f"{source} is damaged: the states of the optimizer do not fit{where}")
 
 
 def _check_groups(source: Path, own: dict[str, Any], kept: dict[str, Any], states: Iterable[str]) -> None:

@@ -54,6 +54,18 @@ def test_an_answer_comes_from_the_chat_completion(ask):
     }  # fmt: skip
 
 
+def test_a_reply_that_comes_byte_by_byte_is_not_waited_for(serve):
+    endpoint, pauses = serve(OK), []
+    endpoint.piece, endpoint.pause = 1, 0.05
+    judge = EndpointJudge(endpoint.url, "wise", attempts=2, timeout=0.3, sleep=pauses.append)
+    (answer,) = judge.answers(["Is it so?"])
+    assert answer.reason.endswith("no reply within 0.3 s, 2 times")
+    assert len(pauses) == 1
+    endpoint.piece = 40
+    (answer,) = judge.answers(["Is it so?"])
+    assert answer.text == "Yes."
+
+
 def test_failures_are_repeated_with_growing_pauses(ask):
     found, endpoint, pauses = ask((500, b""), None, OK)
     assert found == [Answer("Yes.")]

@@ -1,5 +1,6 @@
 """An endpoint of this machine that plays the replies of a test."""
 
+import contextlib
 import json
 import threading
 import time
@@ -15,11 +16,12 @@ def completion(text):
 
 class Endpoint:
     """A server that plays a list of replies, the last one for ever: (status, body, headers), seconds of silence,
-    None to hang up, or ECHO.
+    None to hang up, or ECHO. A body is sent in pieces of ``piece`` bytes, with a ``pause`` in seconds after each.
     """
 
     def __init__(self, replies):
         self.replies, self.requests = list(replies), []
+        self.piece, self.pause = None, 0.0
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -38,7 +40,11 @@ class Endpoint:
                 for name, value in (*headers, ("Content-Length", str(len(body)))):
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(body)
+                size = outer.piece or len(body) or 1
+                with contextlib.suppress(ConnectionError):  # nobody may wait for the rest
+                    for start in range(0, len(body), size):
+                        self.wfile.write(body[start : start + size])
+                        time.sleep(outer.pause)
 
             def do_GET(self):
                 outer.requests.append((self.path, dict(self.headers), None))

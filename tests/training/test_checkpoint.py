@@ -402,17 +402,25 @@ def test_a_manifest_with_a_right_checksum_must_be_one(tmp_path, parts, change):
         load_checkpoint(tmp_path, *parts)
 
 
-def test_states_of_a_parameter_that_the_model_lacks_are_refused(tmp_path, parts):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda states: {**states, "nobody.exp_avg": torch.ones(2)}, "holds an optimizer with other groups"),
+        (lambda states: {key: state.reshape(-1)[:1].clone() for key, state in states.items()}, "do not fit, "),
+        (lambda states: {key: state * float("nan") for key, state in states.items()}, "do not fit, "),
+        (lambda states: {key: state.to(torch.int8) for key, state in states.items()}, "do not fit, "),
+    ],
+    ids=["parameter", "shape", "nan", "whole"],
+)
+def test_states_that_do_not_fit_the_model_are_refused(tmp_path, parts, change, said):
     saved(tmp_path, *parts, 1)
     folder = tmp_path / "checkpoint" / "step-00000001"
-    save_file(
-        {**load_file(folder / checkpoint.OPTIMIZER), "nobody.exp_avg": torch.ones(2)}, folder / checkpoint.OPTIMIZER
-    )
+    save_file(change(load_file(folder / checkpoint.OPTIMIZER)), folder / checkpoint.OPTIMIZER)
     tree = json.loads((folder / checkpoint.MANIFEST).read_bytes())
     del tree["sha256"]
     tree["files"][checkpoint.OPTIMIZER] = checkpoint.file_digest(folder / checkpoint.OPTIMIZER)
     (folder / checkpoint.MANIFEST).write_bytes(checkpoint.sealed(tree))
-    with pytest.raises(InputError, match="holds an optimizer with other groups"):
+    with pytest.raises(InputError, match=said):
         load_checkpoint(tmp_path, *parts)
 
 
