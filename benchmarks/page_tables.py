@@ -20,6 +20,7 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 import attack_tables
+import cluster_tables
 import evidence_tables
 import operator_tables
 import real_model_tables
@@ -58,6 +59,7 @@ PAGES = (
             "why",
             "real-model",
             "reliability",
+            "cluster",
         )
     ),
 )
@@ -469,6 +471,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "targets": attack_tables.targets,
     "readers": attack_tables.readers,
     "soak": attack_tables.soak,
+    "sharded-step": cluster_tables.sharded_step,
+    "text-memory": cluster_tables.text_memory,
     "real-model-conversion": real_model_tables.conversion,
     "real-model-sinks": real_model_tables.text_sinks,
     "real-model-costs": real_model_tables.costs,

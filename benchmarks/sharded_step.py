@@ -81,9 +81,8 @@ def main() -> None:
     config = {"model": SIZES, "length": LENGTH, "steps": chosen.steps, "processes": 2, "threads": 1}
     record = Record(kind="benchmark-sharded-step", values=values, config=config, seconds=time.perf_counter() - started)
     written = record.save(chosen.output, "sharded-step")
-    for row in rows:
-        words = f"{row['tokens']:,} tokens: shard / ddp {row['ratio_of_neighbours']:.3f}"
-        Console(highlight=False).print(f"{words}; written: {written}")
+    words = [f"{row['tokens']:,} tokens: shard / ddp {row['ratio_of_neighbours']:.3f}" for row in rows]
+    Console(highlight=False).print("\n".join([*words, f"written: {written}"]))
 
 
 def measured(

@@ -2,6 +2,9 @@
 
 import pytest
 
+from antiphase.baselines.commands.predict import PredictSettings
+from antiphase.errors import InputError
+
 FILES = {
     "train.txt": "pos a b\nneg c d\n" * 9, "other.txt": "pos a\nneg b\nmaybe c\n", "empty.txt": "pos a\n\nneg b\n",
     "four.txt": "pos a\npos b\nneg c\nneg d\n", "never.txt": "pos a\npos b\nnever e\n", "train.tsv": "a\tb\nc\td\n" * 9,
@@ -22,7 +25,7 @@ LONG = "translate --train long.tsv --output r --models transformer --set max_pos
     ("classify --train empty.txt --output r", r"empty\.txt, line 2: the line is empty"),
     ("classify --train never.txt --folds 2 --output r", r"line 3: the label 'never' has only this row"),
     ("classify --train four.txt --folds 9 --output r", "--folds 9 is more than the 4 rows"),
-    ("predict r", "--text or --file is missing"), ("predict r --text ' '", "--text is empty"),
+    ("predict r", "--text or --file is missing"),
     ("predict ./nowhere --text a", "no such|could be loaded"),
     ("tokenize a --tokenizer words --tokenizer words", "twice"),
     ("tokenize a --tokenizer bpe --vocabulary 30", "--vocabulary must be at least 258"),
@@ -53,3 +56,8 @@ def test_unusable_input_costs_one_sentence_and_leaves_nothing(refused, tmp_path,
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").touch()
     refused(pattern, words)
+
+
+def test_an_empty_text_is_not_classified():
+    with pytest.raises(InputError, match="--text is empty"):
+        PredictSettings(name="run", texts=["fine", " "]).check()
