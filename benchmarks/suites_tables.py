@@ -1,4 +1,4 @@
-"""The table of transformers' own test classes in docs/huggingface.md, from docs/records/transformers-suites.json."""
+"""The table of transformers' own test classes in docs/huggingface.md, from two records of ``tests/suites/run.py``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 
 from antiphase.records import Record
 
-RECORD = Path(__file__).resolve().parent.parent / "docs/records/transformers-suites.json"
+RECORDS = Path(__file__).resolve().parent.parent / "docs/records"
+BEFORE, NOW = "transformers-suites-before.json", "transformers-suites.json"
 TITLES = {
     "llama": "Llama of transformers", "diffllama": "DiffLlama of transformers", "softmax": "softmax",
     "differential": "differential (V1)", "differential_v2": "differential_v2",
@@ -15,7 +16,10 @@ TITLES = {
 
 
 def counts() -> list[list[str]]:
-    """Tests passed, failed and skipped, by kind of model."""
-    rows = Record.load(RECORD).values["rows"]
-    found = {row["kind"]: [f"{row[name]}" for name in ("passed", "failed", "skipped")] for row in rows}
-    return [["model", "passed", "failed", "skipped"], *([TITLES[kind], *found[kind]] for kind in TITLES)]
+    """Tests passed, failed and skipped, by kind of model, and how many failed before the models were mended."""
+    now, before = ({row["kind"]: row for row in Record.load(RECORDS / name).values["rows"]} for name in (NOW, BEFORE))
+    rows = [["model", "passed", "failed", "skipped", "failed before"]]
+    for kind, title in TITLES.items():
+        cells = [f"{now[kind][name]}" for name in ("passed", "failed", "skipped")]
+        rows.append([title, *cells, f"{before[kind]['failed']}"])
+    return rows
