@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -26,7 +27,7 @@ from antiphase.errors import InputError, shown
 from antiphase.folders.contents import file_digest, hash_of
 from antiphase.folders.ownership import written_beside
 from antiphase.reading.files import reading
-from antiphase.reading.models import is_finite
+from antiphase.reading.models import first_line, is_finite
 from antiphase.training.distributed import Processes, alone
 from antiphase.training.divided_files import read_parts, stored
 from antiphase.training.sharding import own_part
@@ -223,8 +224,19 @@ def _manifest(source: Path, tree: dict[str, Any]) -> Manifest:
     return manifest
 
 
+def _tensors(source: Path, name: str) -> dict[str, Tensor]:
+    """
+    Raises:
+        InputError: the digest of the file is right, but it is no safetensors file.
+    """
+    try:
+        return load_file(source / name)
+    except SafetensorError as error:
+        raise InputError(f"{source} is damaged: {name} is no safetensors file ({first_line(error)})") from None
+
+
 def _restore_model(source: Path, model: nn.Module) -> None:
-    weights, expected = load_file(source / MODEL), own_tensors(model)
+    weights, expected = _tensors(source, MODEL), own_tensors(model)
     _check_shapes(source, {name: (tensor.shape, tensor.dtype) for name, tensor in weights.items()}, expected)
     _check_finite(source, weights, alone())
     for name, tensor in expected.items():
@@ -295,7 +307,7 @@ def described(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[
 
 def _restore_optimizer(source: Path, model: nn.Module, optimizer: torch.optim.Optimizer, plain: dict[str, Any]) -> None:
     """Restore the optimizer from copies of the mapped tensors, as kernels may depend on torch's memory alignment."""
-    tensors = {key: tensor.clone() for key, tensor in load_file(source / OPTIMIZER).items()}
+    tensors = {key: tensor.clone() for key, tensor in _tensors(source, OPTIMIZER).items()}
     _check_groups(source, described(model, optimizer)[1], plain, tensors)
     _check_states(source, dict(model.named_parameters()), tensors, alone())
     _fill_optimizer(model, optimizer, plain, tensors)

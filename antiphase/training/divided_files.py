@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch import distributed as dist
@@ -22,7 +23,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from antiphase.errors import InputError
 from antiphase.models.model_card import write_model_card
+from antiphase.reading.models import first_line
 from antiphase.records import writing
 from antiphase.training.sharding import whole
 
@@ -54,8 +57,15 @@ def own_files(folder: Path, rank: int) -> list[Path]:
 
 
 def stored(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Shape and dtype of every tensor in a folder of such files, or of ordinary safetensors files, by name."""
-    found: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    """Shape and dtype of every tensor in a folder of such files, or of ordinary safetensors files, by name.
+
+    Raises:
+        InputError: a file is no safetensors file, or its header does not say what it is a part of.
+    """
+    try:
+        found: dict[str, Any] = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise InputError(f"{folder} is damaged: a file of weights cannot be read ({first_line(error)})") from None
     return {name: (one.size, one.properties.dtype) for name, one in found.items()}
 
 

@@ -24,7 +24,7 @@ from antiphase.data.labelled import labelled_rows
 from antiphase.data.packing import pack
 from antiphase.data.tokenization import in_chat, train_tokenizer
 from antiphase.evaluations.hallucination import HallucinationSettings
-from antiphase.folders.contents import check_model, keep_model
+from antiphase.folders.contents import check_model, file_digest, keep_model
 from antiphase.folders.journal import Journal, append_line
 from antiphase.folders.work import work_in
 from antiphase.models.checkpoints import Checkpoint
@@ -35,7 +35,7 @@ from antiphase.report.terminal import print_summary
 from antiphase.scoring.loading import load_model
 from antiphase.studies.registered_claims import register, registered
 from antiphase.tasks.tasks import load_task
-from antiphase.training.checkpoint import Progress, load_checkpoint, save_checkpoint
+from antiphase.training.checkpoint import MANIFEST, Progress, load_checkpoint, save_checkpoint, sealed
 from antiphase.training.run_folder import MetricsLog, read_curve, read_metrics
 
 TEXT = "The old boat lies in the harbour. Nobody has seen the number of the house: Paris 4821.\n" * 30
@@ -110,6 +110,21 @@ def _resumed(folder: Path) -> Any:
         found = load_checkpoint(folder, model, _optimizer(model))
     state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
     return found and vars(found), state
+
+
+def _sealed_anew(folder: Path) -> None:
+    """Resume from a checkpoint whose writer has made the digests fit the damage."""
+    for path in folder.rglob(MANIFEST):
+        try:
+            tree = json.loads(path.read_bytes())
+            tree.pop("sha256", None)
+            for name in tree["files"]:
+                if (path.parent / name).is_file():
+                    tree["files"][name] = file_digest(path.parent / name)
+            path.write_bytes(sealed(tree))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError):
+            pass  # nothing that could be sealed
+    _resumed(folder)
 
 
 def _record(folder: Path) -> None:
@@ -247,6 +262,7 @@ READERS = {
         lambda folder: (folder / "curve.json").write_text('[{"step": 0, "loss": 1.5}]') and None, read_curve
     ),
     "checkpoints": Reader(_run, _resumed, sealed=True),
+    "checkpoints of strangers": Reader(_run, _sealed_anew),
     "plans": Reader(_plan, _planned),
     "presets": Reader(_preset, lambda folder: load_preset(str(folder / "run.yaml"))),
     "settings of runs": Reader(_preset, lambda folder: kept_run(folder / "run.yaml", flag="MODEL")),

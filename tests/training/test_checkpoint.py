@@ -416,12 +416,27 @@ def test_states_that_do_not_fit_the_model_are_refused(tmp_path, parts, change, s
     saved(tmp_path, *parts, 1)
     folder = tmp_path / "checkpoint" / "step-00000001"
     save_file(change(load_file(folder / checkpoint.OPTIMIZER)), folder / checkpoint.OPTIMIZER)
-    tree = json.loads((folder / checkpoint.MANIFEST).read_bytes())
-    del tree["sha256"]
-    tree["files"][checkpoint.OPTIMIZER] = checkpoint.file_digest(folder / checkpoint.OPTIMIZER)
-    (folder / checkpoint.MANIFEST).write_bytes(checkpoint.sealed(tree))
+    seal_anew(folder, checkpoint.OPTIMIZER)
     with pytest.raises(InputError, match=said):
         load_checkpoint(tmp_path, *parts)
+
+
+@pytest.mark.parametrize("name", [checkpoint.MODEL, checkpoint.OPTIMIZER])
+def test_a_file_with_a_right_digest_must_hold_tensors(tmp_path, parts, name):
+    saved(tmp_path, *parts, 1)
+    folder = tmp_path / "checkpoint" / "step-00000001"
+    (folder / name).write_bytes(b"\xff" * 40)
+    seal_anew(folder, name)
+    with pytest.raises(InputError, match=rf"step-00000001 is damaged: {name} is no safetensors file"):
+        load_checkpoint(tmp_path, *parts)
+
+
+def seal_anew(folder, name):
+    """Make the manifest fit a changed file."""
+    tree = json.loads((folder / checkpoint.MANIFEST).read_bytes())
+    del tree["sha256"]
+    tree["files"][name] = checkpoint.file_digest(folder / name)
+    (folder / checkpoint.MANIFEST).write_bytes(checkpoint.sealed(tree))
 
 
 @pytest.mark.parametrize("home", ["checkpoint", ".checkpoint.old"])

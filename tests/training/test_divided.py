@@ -162,6 +162,13 @@ def test_a_failed_write_is_told_and_leaves_the_one_before(tmp_path, group, train
     assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["step-00000001"]
 
 
+@pytest.mark.parametrize("content", [b"\xff" * 40, b"", (2).to_bytes(8, "little") + b"[]"])
+def test_a_file_that_holds_no_tensors_is_refused(tmp_path, content):
+    (tmp_path / "shard-00001-model-00001-of-00001.safetensors").write_bytes(content)
+    with pytest.raises(InputError, match="is damaged: a file of weights cannot be read"):
+        divided_files.stored(tmp_path)
+
+
 @pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_a_damaged_file_is_named_and_the_one_before_is_read(tmp_path, group, trained, damage):
     model, optimizer = trained(group)
