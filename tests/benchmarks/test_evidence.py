@@ -148,7 +148,9 @@ def test_rivals_have_the_parameters_of_what_they_depart_from():
         "gated softmax": "softmax", "sink logits": "softmax", "grouped": "V1", "V2 across groups": "V2",
         "V2 without λ": "V2", "V2 without sigmoid": "V2", "V2": "softmax of V2's parameters",
     }  # fmt: skip
-    assert set(departures) | set(departures.values()) | {"V1"} == set(runs)
+    extended = "DEX from the first step"  # which adds a matrix and λ to each layer
+    assert set(departures) | set(departures.values()) | {"V1", extended} == set(runs)
+    assert parameter_count(runs[extended]) - parameter_count(runs["softmax"]) == 4 * (16 * 16 + 1)
     for name, other in departures.items():
         difference = parameter_count(runs[name]) - parameter_count(runs[other])
         assert abs(difference) < of_mlp_channel * 1.5, name

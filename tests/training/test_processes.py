@@ -88,5 +88,5 @@ def test_two_processes_give_the_losses_of_one(tmp_path, tiny_preset, run, outcom
 def test_fewer_sequences_than_processes_is_refused(tmp_path, tiny_preset):
     done = in_two_processes(tiny_preset, tmp_path / "two", "training.batch_size=1", "data.needle_share=1")
     assert done.returncode != 0
-    assert "training.batch_size (1) is too small for the 2 processes" in done.stderr
+    assert "training.batch_size (1) is too small for 2 processes with sequences of their own" in done.stderr
     assert not (tmp_path / "two").exists()

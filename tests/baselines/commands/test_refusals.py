@@ -2,9 +2,6 @@
 
 import pytest
 
-from antiphase.baselines.commands.predict import PredictSettings
-from antiphase.errors import InputError
-
 FILES = {
     "train.txt": "pos a b\nneg c d\n" * 9, "other.txt": "pos a\nneg b\nmaybe c\n", "empty.txt": "pos a\n\nneg b\n",
     "four.txt": "pos a\npos b\nneg c\nneg d\n", "never.txt": "pos a\npos b\nnever e\n", "train.tsv": "a\tb\nc\td\n" * 9,
@@ -56,8 +53,3 @@ def test_unusable_input_costs_one_sentence_and_leaves_nothing(refused, tmp_path,
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").touch()
     refused(pattern, words)
-
-
-def test_an_empty_text_is_not_classified():
-    with pytest.raises(InputError, match="--text is empty"):
-        PredictSettings(name="run", texts=["fine", " "]).check()

@@ -32,8 +32,6 @@ class PredictSettings(Settings):
         super().check()
         if not self.texts and not self.files:
             raise InputError("--text or --file is missing: give texts to classify")
-        if not all(text.strip() for text in self.texts):
-            raise InputError("--text is empty; give a text to classify")
 
 
 SETTINGS = PredictSettings
