@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,7 +44,8 @@ class Endpoint:
                 size = outer.piece or len(body) or 1
                 with contextlib.suppress(ConnectionError):  # nobody may wait for the rest
                     for start in range(0, len(body), size):
-                        self.wfile.write(body[start : start + size])
+                        # a test of the command line may have left SIGPIPE at its default, which ends the process
+                        self.connection.sendall(body[start : start + size], socket.MSG_NOSIGNAL)
                         time.sleep(outer.pause)
 
             def do_GET(self):
