@@ -327,8 +327,8 @@ def refuse_mixed_texts(kwargs: dict[str, Any], mask: Tensor | None, query: Tenso
         is_mixed = bool(mask.expand(rows, -1, -1, -1)[row, :, place, before].any())
     if is_mixed:
         raise ValueError(
-            "cu_seq_lens_q names several texts, which the mask does not separate; give a decoder position_ids that start "
-            "again at 0 in each, use_cache=False and no attention_mask, and an encoder one text in each row"
+            "cu_seq_lens_q names several texts, which the mask does not separate; give a decoder position_ids that "
+            "start again at 0 in each, use_cache=False and no attention_mask, and an encoder one text in each row"
         )
 
 
