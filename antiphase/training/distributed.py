@@ -81,7 +81,8 @@ class Processes:
         """Wrap what is minimized, around a model of ``place``, so that gradients are averaged over the processes."""
         if self.count == 1 or self.mesh is not None:
             return objective
-        return DistributedDataParallel(objective)
+        # gradients lie in the buffers that are sent; otherwise they would take twice their size
+        return DistributedDataParallel(objective, gradient_as_bucket_view=True)
 
     def accumulating(self, objective: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
         """Context of a forward and backward pass: only the last one of a step adds gradients up over all copies."""
@@ -341,8 +342,13 @@ def _attempt(store: Store, rank: int, count: int) -> str:
     return number
 
 
-def mesh_sizes(training: TrainingSettings, count: int) -> tuple[int, int, int, int]:
+def mesh_sizes(
+    training: TrainingSettings, count: int, *, otherwise: str = "start another number with torchrun --nproc-per-node"
+) -> tuple[int, int, int, int]:
     """Groups of processes, and how many of them divide the weights of a copy, each sequence, and the heads.
+
+    Args:
+        otherwise: what to do instead of changing the mesh.
 
     Raises:
         InputError: they do not make up the ``count`` processes.
@@ -356,6 +362,6 @@ def mesh_sizes(training: TrainingSettings, count: int) -> tuple[int, int, int, i
         given = [f"training.mesh.{name}={size}" for name, size in named.items() if size is not None]
         raise InputError(
             f"{' times '.join(given)} does not make up the {count} process{'es' if count > 1 else ''} of this run; "
-            "change it, or start another number with torchrun --nproc-per-node"
+            f"change it, or {otherwise}"
         )
     return count // inside, mesh.shard, mesh.context, mesh.tensor

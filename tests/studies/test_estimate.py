@@ -13,6 +13,8 @@ from antiphase.records import Record
 from antiphase.studies.estimate import EstimateSettings
 from antiphase.studies.estimate.formulas import Communication, communication, memory
 from antiphase.studies.estimate.measure import chosen_mesh, estimate, estimated, part_of, sizes_of, step_of
+from antiphase.studies.estimate.presentation import SENT
+from antiphase.training.distributed import alone
 from support.counted_step import counted_step
 
 SIZE = """\
@@ -42,12 +44,13 @@ def size(tmp_path):
         [*WIDE, "model.tie_word_embeddings=false"],
         ["data.vocabulary_size=4096", "model.hidden_size=32"],
         ["training.gradient_checkpointing=true", "model.num_hidden_layers=12", "data.vocabulary_size=300"],
+        ["training.precision=bfloat16", *WIDE],
     ],
 )
 @pytest.mark.slow
 def test_memory_is_what_counted_tensors_take(size, changes):
     run = load_preset(str(size), changes).run
-    counted = counted_step(run, shard=False)
+    counted = counted_step(run, alone())
     found = memory(sizes_of(run)[1], step_of(run, gpus=1, shard=1))
     assert found.weights + found.optimizer == pytest.approx(counted["at_rest"], rel=1e-3)
     assert found.total == pytest.approx(counted["peak"], rel=0.1)
@@ -66,7 +69,7 @@ def test_memory_is_what_counted_tensors_take(size, changes):
 def test_memory_of_blocks_of_other_decoders(size, changes):
     few_words = ["data.vocabulary_size=300", "model.num_hidden_layers=6", "training.batch_size=16"]
     run = load_preset(str(size), [*few_words, *changes]).run
-    counted = counted_step(run, shard=False)
+    counted = counted_step(run, alone())
     found = memory(sizes_of(run)[1], step_of(run, gpus=1, shard=1))
     assert found.weights + found.optimizer == pytest.approx(counted["at_rest"], rel=1e-3)
     assert found.total == pytest.approx(counted["peak"], rel=0.02)
@@ -80,6 +83,14 @@ def counted_in_processes(size, tmp_path, changes, count=2):
     )
     assert done.returncode == 0, done.stderr
     return json.loads((tmp_path / "counted.json").read_text())
+
+
+def assert_agree(counted, sizes, step, rel=0.1):
+    """Sent bytes exactly, and memory."""
+    assert communication(sizes, step) == Communication(**{kind: counted[kind] for kind in SENT})
+    found = memory(sizes, step)
+    assert found.weights + found.optimizer == pytest.approx(counted["at_rest"], rel=1e-3)
+    assert found.total == pytest.approx(counted["peak"], rel=rel)
 
 
 @pytest.mark.slow
@@ -97,8 +108,7 @@ def test_memory_and_communication_of_two_processes_that_share_sequences(size, tm
     counted = counted_in_processes(size, tmp_path, changes)
     run = load_preset(str(size), changes).run
     sizes, step = sizes_of(run)[1], step_of(run, gpus=2, shard=1, context=2)
-    assert communication(sizes, step).all_to_all == counted["all_to_all"]
-    assert memory(sizes, step).total == pytest.approx(counted["peak"], rel=0.1)
+    assert_agree(counted, sizes, step, rel=0.05)
 
 
 @pytest.mark.slow
@@ -121,10 +131,7 @@ def test_memory_and_communication_of_two_processes_that_divide_heads(size, tmp_p
     counted = counted_in_processes(size, tmp_path, changes)
     run = load_preset(str(size), changes).run
     sizes, step = part_of(run), step_of(run, gpus=2, shard=1)
-    assert communication(sizes, step) == Communication(0, 0, 0, 0, counted["all_reduce"])
-    found = memory(sizes, step)
-    assert found.weights + found.optimizer == pytest.approx(counted["at_rest"], rel=1e-3)
-    assert found.total == pytest.approx(counted["peak"], rel=0.1)
+    assert_agree(counted, sizes, step)
 
 
 @pytest.mark.slow
@@ -134,24 +141,59 @@ def test_memory_and_communication_of_four_processes_that_divide_heads_and_weight
     counted = counted_in_processes(size, tmp_path, changes, count=4)
     run = load_preset(str(size), changes).run
     sizes, step = part_of(run), step_of(run, gpus=4, shard=2)
-    assert communication(sizes, step) == Communication(
-        counted["all_gather"], counted["reduce_scatter"], 0, 0, counted["all_reduce"]
-    )
-    found = memory(sizes, step)
-    assert found.weights + found.optimizer == pytest.approx(counted["at_rest"], rel=1e-3)
-    assert found.total == pytest.approx(counted["peak"], rel=0.1)
+    assert_agree(counted, sizes, step)
+
+
+BF16 = ["training.precision=bfloat16"]
+WORDS = [*BF16, "data.vocabulary_size=4096", "model.hidden_size=128"]
+"""Most is held by embeddings and head, which bf16 does not round before they are gathered."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changes", [*THREE, ["training.micro_batch_size=2"]])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *THREE,
+        ["training.micro_batch_size=2"],
+        [*BF16, *WIDE],
+        WORDS,
+        [*WORDS, "model.tie_word_embeddings=false"],
+        ["data.vocabulary_size=515"],
+    ],
+)
 def test_memory_and_communication_of_two_processes_that_share_a_model(size, tmp_path, changes):
+    changes = [*changes, "training.mesh.shard=2"]
     counted = counted_in_processes(size, tmp_path, changes)
     run = load_preset(str(size), changes).run
-    sizes, step = sizes_of(run)[1], step_of(run, gpus=2, shard=2)
-    assert communication(sizes, step) == Communication(counted["all_gather"], counted["reduce_scatter"], 0, 0)
-    found = memory(sizes, step)
-    assert found.weights + found.optimizer == pytest.approx(counted["at_rest"], rel=1e-3)
-    assert found.total == pytest.approx(counted["peak"], rel=0.1)
+    assert_agree(counted, sizes_of(run)[1], step_of(run, gpus=2, shard=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [THREE[0], [*BF16, *WIDE, "training.batch_size=4"]])
+def test_memory_and_communication_of_four_processes_with_two_copies(size, tmp_path, changes):
+    changes = [*changes, "training.mesh.shard=2"]
+    counted = counted_in_processes(size, tmp_path, changes, count=4)
+    run = load_preset(str(size), changes).run
+    step = step_of(run, gpus=4, shard=2)
+    assert step.replicas == 2
+    assert_agree(counted, sizes_of(run)[1], step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *THREE,
+        [*BF16, *WIDE],
+        [*WIDE, "model.tie_word_embeddings=false"],
+        ["training.batch_size=16", "training.micro_batch_size=2"],
+    ],
+)
+def test_memory_and_communication_of_two_processes_with_a_whole_model_each(size, tmp_path, changes):
+    """The default; its buffers of gradients are held all the time."""
+    counted = counted_in_processes(size, tmp_path, changes)
+    run = load_preset(str(size), changes).run
+    assert_agree(counted, sizes_of(run)[1], step_of(run, gpus=2, shard=1), rel=0.05)
 
 
 def test_the_least_division_that_fits_is_chosen(size):
@@ -194,6 +236,29 @@ def test_heads_are_divided_as_asked_for(size):
     assert row.weights < whole.weights
     assert row.all_reduce == 4 * part_of(run).parameters
     assert row.sums > 0 == whole.sums
+
+
+def test_the_mesh_that_a_run_asks_for_is_taken(size):
+    fleet = EstimateSettings(gpus=8)
+    for chosen, expected in (
+        (["shard=4"], (2, 4, 1)),
+        (["replicate=8"], (8, 1, 1)),
+        (["shard=2", "context=2"], (2, 2, 2)),
+    ):
+        preset = load_preset(str(size), [f"training.mesh.{one}" for one in chosen])
+        row = estimated(preset, fleet)[0]
+        assert (row.replicate, row.shard, row.context) == expected
+
+
+def test_what_is_not_counted_is_refused(refused):
+    refused("training.mesh.shard=3 does not make up the 8 .* --gpus", "estimate --set training.mesh.shard=3")
+    refused(
+        "training.mesh.replicate=2 times training.mesh.shard=1 does not make up",
+        "estimate --set training.mesh.replicate=2",
+    )
+    refused("16 processes do not divide 24 heads", "estimate --gpus 16 --set training.mesh.context=16")
+    refused("training.precision=float64 is not counted", "estimate --set training.precision=float64")
+    refused("training.trained=lambda is not counted", "estimate --set training.trained=lambda")
 
 
 def test_a_fleet_that_is_too_small_or_too_large_is_refused(refused):

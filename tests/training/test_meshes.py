@@ -56,7 +56,15 @@ def worst(first, second, name):
         pytest.param(2, {"context": ("context=2",), "tensor": ("tensor=2",)}, marks=pytest.mark.essential),
         (4, {"ddp": (), "shard": ("shard=4",), "copies": ("replicate=2", "shard=2")}),
         (4, {"context": ("context=4",), "copies": ("replicate=2", "context=2"), "both": ("shard=2", "context=2")}),
-        (4, {"tensor": ("tensor=4",), "both": ("shard=2", "tensor=2"), "context": ("context=2", "tensor=2")}),
+        (
+            4,
+            {
+                "tensor": ("tensor=4",),
+                "both": ("shard=2", "tensor=2"),
+                "context": ("context=2", "tensor=2"),
+                "copies": ("replicate=2", "tensor=2"),
+            },
+        ),
     ],
 )
 def test_every_mesh_has_the_losses_of_one_process(tmp_path, run, train_all, processes, meshes):

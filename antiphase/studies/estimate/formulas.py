@@ -26,6 +26,8 @@ class Shape:
     """Its first dimension, along which it is divided."""
     others: int
     """The product of the other dimensions."""
+    is_rounded: bool = False
+    """Whether bf16 rounds it before it is gathered: it belongs to a linear layer of a block."""
 
     @property
     def size(self) -> int:
@@ -35,6 +37,10 @@ class Shape:
     def divided(self, shard: int) -> int:
         """Elements on one GPU. ``fully_shard`` gives each ⌈rows / S⌉ rows and fills the last one up."""
         return -(-self.rows // shard) * self.others
+
+    def gathered(self, step: Step) -> int:
+        """Bytes of all GPUs' parts, filled up."""
+        return step.shard * self.divided(step.shard) * (step.width if self.is_rounded else FULL)
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,12 @@ class Sizes:
     @property
     def layers(self) -> int:
         return int(self.config.num_hidden_layers)
+
+    @property
+    def head(self) -> int:
+        """Elements of the matrices outside the blocks."""
+        inside = sum(shape.size for shape in self.block if shape.is_rounded and shape.others > 1)
+        return self.linear - self.layers * inside
 
     def units(self) -> Iterator[tuple[Shape, ...]]:
         """What is gathered together: what lies outside the blocks, and each block."""
@@ -100,6 +112,16 @@ class Step:
     def copies(self) -> int:
         """GPUs over which each gradient is summed."""
         return self.replicas * self.context
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ``fully_shard`` gathers the weights, also those of one GPU's heads."""
+        return self.shard > 1 or self.tensor > 1
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether ``DistributedDataParallel`` adds up the gradients, which then lie in its buffers all the time."""
+        return self.copies > 1 and not self.is_sharded
 
     @property
     def width(self) -> int:
@@ -217,8 +239,10 @@ def memory(sizes: Sizes, step: Step) -> Memory:
     """What one GPU holds at the moment when it holds most.
 
     Weights and Adam's two moments are fp32 and stay: 4 P / S and 8 P / S. Gradients (4 P / S) appear as the backward
-    pass goes and stay until the optimizer's step; with several passes they are there from the second on. Fused AdamW
-    needs no room of its own. What a step holds grows or falls steadily through the blocks, so the most is at an end:
+    pass goes and stay until the optimizer's step; with several passes they are there from the second on. Where
+    ``DistributedDataParallel`` adds them up, its buffers are there all the time, and a gradient lies beside them until
+    the last pass copies it there. Fused AdamW needs no room of its own. What a step holds grows or falls steadily
+    through the blocks, so the most is at an end:
 
     * ``loss``: all activations and the loss's tensors; gradients only of earlier passes;
     * ``last block``: all activations, those within the last block's backward pass, the head's gradient;
@@ -231,7 +255,7 @@ def memory(sizes: Sizes, step: Step) -> Memory:
       become their sum. The gradient of the blocks' input is there before and after it is multiplied.
     """
     state = FULL * sizes.held(step.shard)
-    earlier = state if step.passes > 1 else 0
+    earlier = state * (step.has_buckets + (step.passes > 1))
     config, block, copies = sizes.config, in_block(sizes, step), gathered(sizes, step)
     residual = FULL * step.tokens * config.hidden_size
     table = FULL * config.vocab_size * config.hidden_size
@@ -241,12 +265,17 @@ def memory(sizes: Sizes, step: Step) -> Memory:
         last = sizes.layers * residual + block
     else:
         last = (sizes.layers - 1) * kept_by_block(sizes, step) + block
-    twice = 2 * table if config.tie_word_embeddings else 0
+    held_back = table if config.tie_word_embeddings else 0  # the head's gradient, until the table's is known
+    twice = 2 * held_back + table * step.has_buckets
+    after_head = earlier + held_back if step.has_buckets else max(earlier, table)
+    before = max(min(earlier, state) + held_back * step.has_buckets, state - first_own) + down
+    head = 2 * sizes.head if step.is_half and step.is_sharded else 0
+    last_copies = copies if step.is_sharded else 0
     found = [
-        Memory(state, earlier, 2 * state, activations(sizes, step), logits(sizes, step), copies, "loss"),
-        Memory(state, max(earlier, table), 2 * state, last, 0, copies, "last block"),
-        Memory(state, max(earlier, state - first_own + down), 2 * state, block, 0, copies, "first block"),
-        Memory(state, state + twice, 2 * state, 2 * residual, 0, copies, "embedding"),
+        Memory(state, earlier, 2 * state, activations(sizes, step), logits(sizes, step), copies + head, "loss"),
+        Memory(state, after_head, 2 * state, last, 0, copies, "last block"),
+        Memory(state, before, 2 * state, block, 0, copies, "first block"),
+        Memory(state, state + twice, 2 * state, 2 * residual, 0, last_copies, "embedding"),
     ]
     below = residual + (residual if step.is_checkpointed else kept_by_block(sizes, step))
     if step.shard == 1 and step.tensor > 1:
@@ -256,8 +285,9 @@ def memory(sizes: Sizes, step: Step) -> Memory:
         whole = sum(step.shard * shape.divided(step.shard) for shape in sizes.block)
         outside = FULL * sum(shape.size for shape in sizes.outside)
         above = first_own * (sizes.layers - 2)
-        gradients = max(earlier, above) + outside + (step.width + 2 * FULL) * whole
-        found.append(Memory(state, gradients, 2 * state, below, 0, copies + step.width * whole, "gathering"))
+        given = sum(shape.gathered(step) for shape in sizes.block)  # gradients have the precision of the weights
+        gradients = max(earlier, above) + outside + given + 2 * FULL * whole
+        found.append(Memory(state, gradients, 2 * state, below, 0, copies + given, "gathering"))
     return max(found, key=lambda one: one.total)
 
 
@@ -266,15 +296,14 @@ def gathered(sizes: Sizes, step: Step) -> int:
 
     ``fully_shard`` gathers a unit before it is used and frees it afterwards, except the outermost, which stays. When
     the backward pass begins, the last block is being gathered beside it: one buffer for what all send, and this GPU's
-    part of it lies in the same buffer. Without shards, autocast keeps a bf16 copy of every matrix until the backward
-    pass has used it.
+    part of it lies in the same buffer. In bf16 only the linear layers of blocks are gathered rounded. Where nothing is
+    gathered, autocast keeps a bf16 copy of every matrix until the backward pass has used it.
     """
-    if step.shard == 1:
+    if not step.is_sharded:
         return 2 * sizes.linear if step.is_half else 0
-    outside, block = (
-        sum(step.shard * shape.divided(step.shard) for shape in unit) for unit in (sizes.outside, sizes.block)
-    )
-    return step.width * (outside + block)
+    if step.shard == 1:
+        return sum(2 * shape.size for shape in sizes.block if shape.is_rounded) if step.is_half else 0
+    return sum(shape.gathered(step) for shape in (*sizes.outside, *sizes.block))
 
 
 @dataclass(frozen=True)
@@ -309,9 +338,10 @@ def communication(sizes: Sizes, step: Step) -> Communication:
     if step.shard == 1:
         return Communication(0, 0, FULL * sizes.parameters if step.copies > 1 else 0, exchanged, sums)
     outside, *blocks = (sum(step.shard * shape.divided(step.shard) for shape in unit) for unit in sizes.units())
+    given = [sum(shape.gathered(step) for shape in unit) for unit in sizes.units()]
     held = sizes.held(step.shard)
     return Communication(
-        all_gather=step.passes * step.width * (outside + 2 * sum(blocks)),
+        all_gather=step.passes * (given[0] + 2 * sum(given[1:])),
         reduce_scatter=step.passes * FULL * (outside + sum(blocks)),
         all_reduce=FULL * held if step.copies > 1 else 0,
         all_to_all=exchanged,

@@ -19,6 +19,7 @@ from antiphase.records import Record, finite
 from antiphase.studies.estimate import GIGA, GPUS, EstimatedRun, Estimates, EstimateSettings
 from antiphase.studies.estimate.formulas import Memory, Shape, Sizes, Step, communication, memory
 from antiphase.studies.estimate.operations import forward_flops
+from antiphase.training.distributed import mesh_sizes
 from antiphase.training.run_model import check_mesh, sized_config, why_undivided
 
 SECONDS_A_DAY = 86_400
@@ -83,7 +84,9 @@ def _sized(config: AntiphaseConfig) -> tuple[AntiphaseForCausalLM, Sizes]:
     with torch.device("meta"):
         model = AntiphaseForCausalLM(config)
     inside = {id(parameter) for parameter in model.model.layers.parameters()}
-    block = tuple(_shape(parameter) for parameter in model.model.layers[0].parameters())
+    layers = [layer for layer in model.model.layers[0].modules() if isinstance(layer, nn.Linear)]
+    rounded = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    block = tuple(_shape(one, is_rounded=id(one) in rounded) for one in model.model.layers[0].parameters())
     outside = tuple(_shape(parameter) for parameter in model.parameters() if id(parameter) not in inside)
     linear = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
     return model, Sizes(config, block, outside, linear)
@@ -104,8 +107,8 @@ def step_of(run: RunSettings, *, gpus: int, shard: int, context: int = 1) -> Ste
 def chosen_mesh(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> tuple[Step, Memory, str]:
     """The division that fits with the fewest GPUs to a sequence and to a copy, because less is sent the fewer, and why.
 
-    A copy is divided over some GPUs of a node, over a node, or over some nodes; a sequence over GPUs of a node. Heads
-    are divided only if the run asks for it.
+    A copy is divided over some GPUs of a node, over a node, or over some nodes; a sequence over GPUs of a node. What
+    ``training.mesh`` asks for is taken, and heads are divided only if it asks for it.
 
     Args:
         sizes: of what one GPU has if the run divides heads, else of the model.
@@ -119,12 +122,10 @@ def chosen_mesh(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> tupl
             f"--gpus {fleet.gpus}: a batch has only {run.training.batch_size} sequences (training.batch_size), one for "
             "each GPU at least; give fewer"
         )
-    node = fleet.gpus_per_node
     tried: list[tuple[str, int]] = []
     for context in contexts:
         lines = fleet.gpus // (context * run.training.mesh.tensor)
-        shards = [one for one in range(1, lines + 1) if lines % one == 0 and (node % one == 0 or one % node == 0)]
-        for shard in dict.fromkeys([*shards, lines]):
+        for shard in _shards(run, lines, fleet.gpus_per_node):
             step = step_of(run, gpus=fleet.gpus, shard=shard, context=context)
             found = memory(sizes, step)
             tried.append((f"{shard}" if context == 1 else f"{shard}, each sequence over {context}", found.total))
@@ -143,10 +144,23 @@ def chosen_mesh(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> tupl
     )
 
 
+def _shards(run: RunSettings, lines: int, node: int) -> list[int]:
+    """Numbers of GPUs that can share a copy: the run's own, or any within a node, and whole nodes."""
+    if _is_given(run):
+        return [run.training.mesh.shard]
+    fit = [one for one in range(1, lines + 1) if lines % one == 0 and (node % one == 0 or one % node == 0)]
+    return list(dict.fromkeys([*fit, lines]))
+
+
+def _is_given(run: RunSettings) -> bool:
+    """Whether the run says how many GPUs share a copy."""
+    return run.training.mesh.shard > 1 or run.training.mesh.replicate is not None
+
+
 def _contexts(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> list[int]:
     """Numbers of GPUs that can share a sequence and leave each group of them one: the run's own, or any in a node."""
     given, gpus = run.training.mesh.context, fleet.gpus // run.training.mesh.tensor
-    numbers = [given] if given > 1 else range(1, fleet.gpus_per_node // run.training.mesh.tensor + 1)
+    numbers = [given] if given > 1 or _is_given(run) else range(1, fleet.gpus_per_node // run.training.mesh.tensor + 1)
     return [
         one for one in numbers
         if gpus % one == 0 and run.data.sequence_length % one == 0
@@ -170,8 +184,9 @@ def _why(tried: list[tuple[str, int]], step: Step, fleet: EstimateSettings) -> s
 def _estimated(arm: str, run: RunSettings, fleet: EstimateSettings) -> EstimatedRun:
     model, whole = sizes_of(run)
     sizes = whole
+    _check_counted(run)
+    check_mesh(whole.config, run.training)
     if run.training.mesh.tensor > 1:
-        check_mesh(whole.config, run.training)
         node = min(fleet.gpus, fleet.gpus_per_node)
         if node % run.training.mesh.tensor:
             raise InputError(
@@ -179,6 +194,7 @@ def _estimated(arm: str, run: RunSettings, fleet: EstimateSettings) -> Estimated
                 "--gpus-per-node); change one of them"
             )
         sizes = part_of(run)
+    mesh_sizes(run.training, fleet.gpus, otherwise="give another number with --gpus")
     step, found, why = chosen_mesh(sizes, run, fleet)
     forward = forward_flops(model, step.length)
     passes = 4 if step.is_checkpointed else 3  # a backward pass is two forward passes; checkpoints repeat one
@@ -193,6 +209,17 @@ def _estimated(arm: str, run: RunSettings, fleet: EstimateSettings) -> Estimated
     )  # fmt: skip
 
 
-def _shape(parameter: Tensor) -> Shape:
+def _check_counted(run: RunSettings) -> None:
+    """
+    Raises:
+        InputError: the formulas do not count such a run.
+    """
+    if run.training.precision == "float64":
+        raise InputError("training.precision=float64 is not counted; give float32 or bfloat16")
+    if run.training.trained != "all":
+        raise InputError(f"training.trained={run.training.trained} is not counted, only the training of all; remove it")
+
+
+def _shape(parameter: Tensor, *, is_rounded: bool = False) -> Shape:
     rows = parameter.shape[0] if parameter.dim() else 1
-    return Shape(rows, parameter.numel() // rows)
+    return Shape(rows, parameter.numel() // rows, is_rounded)
