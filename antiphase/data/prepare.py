@@ -119,7 +119,10 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
         data = PreparedData(settings, symbol_tokenizer(symbols(settings)), None, None)
     else:
         _check_held_out(settings.paths, settings.validation)
-        cache = Path(settings.cache) if settings.cache else cache
+        if settings.cache:
+            cache = Path(settings.cache)
+            if cache.exists() and not is_cache(cache):
+                raise InputError(f"data.cache {cache}: this is no folder of tokens; choose a new or an empty folder")
         tokenizer = tokenizer_for(settings, cache, progress)
         progress("packing the text into tokens")
 
@@ -147,6 +150,14 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
     if settings.asked_together > 1:
         check_task(data._task(data.training_text, together=settings.asked_together))
     return data
+
+
+def is_cache(folder: Path) -> bool:
+    """Whether a folder is empty or has held tokens before, so that more may be written into it.
+
+    The settings of a run may name a folder that has become something else, or come from somebody else.
+    """
+    return folder.is_dir() and (any(folder.glob(".*.lock")) or not any(folder.glob("[!.]*")))
 
 
 def wording() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from antiphase.config import DataSettings
 from antiphase.data.packing import pack
-from antiphase.data.prepare import PreparedData, check_task
+from antiphase.data.prepare import PreparedData, check_task, is_cache
 from antiphase.data.prepare import prepare as prepare_data
 from antiphase.errors import InputError
 from antiphase.evaluations.inputs import text_content
@@ -59,7 +59,7 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
     if not asked.paths and settings.source == "synthetic":
         return prepare_data(settings, tokens_of(output), progress=say)
     if not asked.paths:
-        kept = settings.cache is not None and Path(settings.cache).is_dir()  # a run may have been moved
+        kept = settings.cache is not None and is_cache(Path(settings.cache))  # a run may have been moved
         own = replace(trained, tokenizer=loaded.name, cache=settings.cache if kept else None)
         data = prepare_data(own, tokens_of(output), progress=say)
         if data.content is not None and not is_same_content(Path(loaded.name), data.content):

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from antiphase.config import CompareSettings, Preset, RunSettings, arm_run
-from antiphase.data.prepare import PreparedData, check_task, prepare
+from antiphase.data.prepare import PreparedData, check_task, is_cache, prepare
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
 from antiphase.execution.executor import Executor
@@ -68,7 +68,7 @@ class Grid:
         compare, run = self.preset.compare, self.preset.run
         if run.data.source == "text":
             given = run.data.cache
-            cache = given if given is not None and Path(given).is_dir() else str(self.output / "tokens")
+            cache = given if given is not None and is_cache(Path(given)) else str(self.output / "tokens")
             run = replace(run, data=replace(run.data, cache=cache))
         found: dict[str, Job] = {}  # variants may share runs
         for variant in self.variants:

@@ -434,3 +434,21 @@ def test_training_asks_for_several_at_once_and_evaluation_does_not():
     one, two = prepared(1), prepared(2)
     assert not torch.equal(*(data.stream(batch_size=6, seed=0).batch(0).input_ids for data in (one, two)))
     assert torch.equal(*(data.task().sample(6, keyed_generator(0)).input_ids for data in (one, two)))
+
+
+def test_tokens_are_not_written_among_other_files(tmp_path):
+    """Settings of a run that somebody else has trained may name any folder."""
+    text, home = tmp_path / "text.txt", tmp_path / "home"
+    text.write_text(" ".join(f"word{index % 97} of a plain text," for index in range(2000)))
+    home.mkdir()
+    settings = DataSettings(
+        source="text", paths=[str(text)], sequence_length=200, needles=2, queries=1, needle_share=0.0,
+        vocabulary_size=300, validation_share=0.2, cache=str(home),
+    )  # fmt: skip
+    prepare(settings, tmp_path / "cache")  # an empty folder is taken
+    prepare(settings, tmp_path / "cache")  # and one that holds tokens
+    for path in home.iterdir():
+        if path.name.startswith("."):
+            path.unlink()
+    with pytest.raises(InputError, match=r"data\.cache \S+home: this is no folder of tokens"):
+        prepare(settings, tmp_path / "cache")

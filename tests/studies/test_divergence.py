@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from antiphase.config import load_preset
 from antiphase.errors import DivergedError, InputError
 from antiphase.execution.local import LocalPool
-from antiphase.records import Record
+from antiphase.records import PAGE, Record
 from antiphase.report.html import write_report
 from antiphase.report.summary import main_tables
 from antiphase.studies.ablations.measure import ablations, layer_means
@@ -148,14 +148,23 @@ def test_a_finished_run_with_another_model_is_not_measured_again(tmp_path, diver
     preset = diverging()
     compare(preset, tmp_path / "c")
     path = tmp_path / "c" / "softmax-seed1" / file
+    before = path.read_bytes()
     if path.suffix == ".json":
         path.write_text(path.read_text() + " ")
     else:
         weights = load_file(path)
         weights["model.norm.weight"][0] = torch.nextafter(weights["model.norm.weight"][0], torch.tensor(9.0))
         save_file(weights, path, metadata={"format": "pt"})
-    with pytest.raises(InputError, match=f"{path.parent} holds another model than its run wrote"):
+
+    def again():
         run_jobs(Grid(preset, tmp_path / "c").jobs, tmp_path / "c", pool=LocalPool(1, 1), report=lambda *_: None)
+
+    (path.parent / PAGE).touch()  # the run was finished
+    with pytest.raises(InputError, match=f"{path.parent} holds another model than its run wrote"):
+        again()
+    (path.parent / PAGE).unlink()  # it was stopped while it wrote its last files, and writes them again
+    again()
+    assert path.read_bytes() == before
 
 
 @pytest.mark.slow

@@ -115,7 +115,11 @@ def test_sizes_that_no_run_can_have_are_refused_before_anything_is_written(prese
 
 def test_text_is_read_from_a_cache_that_is_there_or_from_the_studys_own(tmp_path, preset):
     data = replace(preset.run.data, source="text", paths=["a.txt"])
-    for cache, used in ((None, tmp_path / "out" / "tokens"), (tmp_path, tmp_path), (tmp_path / "no", None)):
+    tokens, other = tmp_path / "tokens", tmp_path / "other"
+    for folder, file in ((tokens, ".a.lock"), (other, "letter.txt")):
+        folder.mkdir()
+        (folder / file).touch()
+    for cache, used in ((None, None), (tokens, tokens), (tmp_path / "no", None), (other, None)):
         given = None if cache is None else str(cache)
         chosen = replace(preset, run=replace(preset.run, data=replace(data, cache=given)))
         jobs = Grid(chosen, tmp_path / "out").jobs
