@@ -463,6 +463,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "tied-effects": lambda: [
         *evidence_tables.simple_effects("tied", "attention"),
         *evidence_tables.simple_effects("tied", "head")[1:],
+        evidence_tables.main_effects("tied")[-1],  # the interaction
     ],
     "survival": lambda: evidence_tables.survival("survival", "attention"),
     "norm-weight": lambda: evidence_tables.main_effects("norm-weight"),
