@@ -238,6 +238,9 @@ def test_packages_that_tests_of_trainers_need_are_installed_for_them():
     assert needed <= {name.partition("[")[0] for name in companions["PACKAGES"]}
     full_run = runpy.run_path(str(ROOT / "benchmarks" / "full_run.py"))
     assert "companions" in full_run["all_steps"]()
+    record = Record.load(ROOT / "docs/records/companions.json")
+    assert needed <= set(record.values["packages"])
+    assert (record.values["skipped"], record.values["failed"], record.values["notebook_status"]) == (0, [], 0)
 
 
 def test_every_floor_is_tested():
