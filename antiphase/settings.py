@@ -81,7 +81,7 @@ class DataSettings:
     """The data of a run. ``synthetic`` needs no file; ``text`` reads ``paths``."""
 
     source: Literal["synthetic", "text"] = "synthetic"
-    sequence_length: int = bounded(least=2)
+    sequence_length: int = bounded(least=2, most=1 << 24)
     """Tokens per training sequence."""
     needles: int = bounded(8, least=1)
     """Key-value facts per retrieval sequence."""

@@ -29,7 +29,7 @@ from rich.console import Console
 from antiphase.data import packing
 from antiphase.data.packing import pack
 from antiphase.data.token_files import Corpus
-from antiphase.reading.models import load_tokenizer
+from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import Record
 
 CONSOLE = Console(highlight=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.config import DataSettings
+from antiphase.data.files import Files, sources
 from antiphase.data.label_mapping import LabelMapping, label_page
 from antiphase.data.packing import PackedTokens, pack
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage, needle_page, question
@@ -23,6 +25,7 @@ from antiphase.data.tokenization import end_token
 from antiphase.data.vocabulary import tokenizer_for
 from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
+from antiphase.reading.files import reading
 
 Progress = Callable[[str], None]
 
@@ -194,7 +197,7 @@ def _check_held_out(paths: list[str], validation: list[str]) -> None:
     """Check that no text is used for both training and validation.
 
     Raises:
-        InputError: a validation path is, is in, or contains a training path.
+        InputError: a validation path is, is in, or contains a training path, or has a copy of a training file.
     """
     for held_out in validation:
         for path in paths:
@@ -204,6 +207,34 @@ def _check_held_out(paths: list[str], validation: list[str]) -> None:
                     f"--validation {held_out} overlaps with --data {path}: text that is trained on is not held out; "
                     "give other text, or omit --validation to hold out a share"
                 )
+    if copies := _copies(_files(paths, "--data"), _files(validation, "--validation")):
+        raise InputError(
+            f"--validation holds {len(copies)} of the files of --data, such as {copies[0]}: text that is trained on is "
+            "not held out; remove one of each two"
+        )
+
+
+def _copies(training: Iterable[Path], held_out: Iterable[Path]) -> list[Path]:
+    """Files of the held-out text whose content is that of a file of the training text."""
+    by_size: dict[int, list[Path]] = {}
+    for path in training:
+        by_size.setdefault(path.stat().st_size, []).append(path)
+
+    def is_copy(path: Path) -> bool:
+        for other in by_size.get(path.stat().st_size, ()):
+            with reading(path, "--validation"), reading(other, "--data"):
+                if filecmp.cmp(path, other, shallow=False):
+                    return True
+        return False
+
+    return [path for path in held_out if is_copy(path)]
+
+
+def _files(paths: list[str], flag: str) -> list[Path]:
+    """The local files of the paths."""
+    if not paths:
+        return []
+    return [path for source in sources(paths, flag) if isinstance(source, Files) for _, path in source.entries]
 
 
 def symbols(settings: DataSettings) -> SymbolLanguage:

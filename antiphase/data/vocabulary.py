@@ -22,7 +22,7 @@ from antiphase.data.retrieval import needle_page
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.data.workers import worker_processes
 from antiphase.randomness import KeyedPermutation
-from antiphase.reading.models import load_tokenizer
+from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import writing
 
 DIGEST = "sha256"

@@ -14,9 +14,9 @@ from antiphase.data.corpora import fingerprint
 from antiphase.data.prepare import wording
 from antiphase.flags import Settings
 from antiphase.folders.contents import file_digest, hash_of
+from antiphase.reading.failures import asking_hub
 from antiphase.reading.files import reading
 from antiphase.reading.gguf import is_gguf
-from antiphase.reading.models import asking_hub
 from antiphase.records import finite
 from antiphase.tasks.task_files import read_task
 from antiphase.training.run_folder import SETTINGS

@@ -24,21 +24,11 @@ from antiphase.models.portable import make_portable
 from antiphase.models.pretrained import AttendingPreTrainedModel
 from antiphase.models.recipes import HEAD, Conversion, tensor_shapes
 from antiphase.models.source_formats import current_names, embedding_there
+from antiphase.reading.failures import asking_hub, usable_config
+from antiphase.reading.folders import INDEX, local_folder, weight_files
 from antiphase.reading.gguf import is_gguf
-from antiphase.reading.models import (
-    INDEX,
-    asking_hub,
-    check_shapes,
-    check_tensors,
-    check_tokenizer,
-    is_finite,
-    load_tokenizer,
-    local_folder,
-    read_config,
-    read_model,
-    usable_config,
-    weight_files,
-)
+from antiphase.reading.models import check_shapes, check_tensors, is_finite, read_config, read_model
+from antiphase.reading.tokenizers import check_tokenizer, load_tokenizer
 from antiphase.records import Record, is_writing, writing
 
 COPIED_FILES = (

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerBase
@@ -52,12 +52,18 @@ DIGITS = ("smollm", "starcoder", "refact", "command-r")
 """Vocabularies whose texts are cut at every digit first, as llama.cpp does; transformers' reader does not."""
 
 
+class Array(NamedTuple):
+    """What is read of an array."""
+
+    length: int
+
+
 @dataclass(frozen=True)
 class GgufHeader:
     """What a file says of itself."""
 
     metadata: Mapping[str, Any]
-    """Single values by key; arrays are left out."""
+    """Single values by key, and an ``Array`` for each array."""
     quantization: str | None
     """Type of most of the weights, such as ``Q4_1``; None if they are not quantized."""
 
@@ -65,6 +71,11 @@ class GgufHeader:
 def is_gguf(name: str) -> bool:
     """Whether a model's name is that of a GGUF file."""
     return name.lower().endswith(ENDING) and not Path(name).is_dir()
+
+
+def gguf_place(name: str) -> dict[str, str]:
+    """A GGUF file, as transformers is told of it."""
+    return {"pretrained_model_name_or_path": str(Path(name).parent), "gguf_file": Path(name).name}
 
 
 def read_header(name: str, flag: str) -> GgufHeader:
@@ -117,8 +128,19 @@ def _check_sizes(metadata: Mapping[str, Any], place: str) -> None:
     for key, value in metadata.items():
         most = LARGEST_DEPTH if key.endswith(".block_count") else LARGEST
         is_one = isinstance(value, int) and 0 <= value <= most
-        if key.endswith(SIZES) and value is not None and not is_one:
+        if key.endswith(SIZES) and not isinstance(value, Array) and not is_one:
             raise InputError(f"{place}: {key} must be a whole number from 0 to {most}, got {shown(value)}")
+
+
+def check_merges(header: GgufHeader, place: str) -> None:
+    """That a byte-pair vocabulary comes with its merges; without them transformers would cut texts into single bytes.
+
+    Raises:
+        InputError: it has none.
+    """
+    merges = header.metadata.get("tokenizer.ggml.merges")
+    if header.metadata.get("tokenizer.ggml.model") == "gpt2" and not (isinstance(merges, Array) and merges.length):
+        raise InputError(f"{place}: its byte-pair tokenizer has no merges; convert the model to GGUF once more")
 
 
 def split_digits(tokenizer: PreTrainedTokenizerBase, header: GgufHeader) -> None:
@@ -173,7 +195,7 @@ def _string(file: IO[bytes]) -> str:
 
 
 def _value(file: IO[bytes], code: int) -> Any:
-    """A single value; None for an array, which is passed over."""
+    """A single value, or the length of an array, whose values are passed over."""
     if code in NUMBERS:
         return _number(file, NUMBERS[code])
     if code == STRING:
@@ -188,7 +210,7 @@ def _value(file: IO[bytes], code: int) -> Any:
             _skip(file, _number(file, "Q"))
     else:
         raise _CutError
-    return None
+    return Array(count)
 
 
 def _skip(file: IO[bytes], count: int) -> None:

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from antiphase.errors import InputError, shown
 from antiphase.folders.contents import file_digest, hash_of
 from antiphase.folders.ownership import written_beside
+from antiphase.reading.failures import first_line
 from antiphase.reading.files import reading
-from antiphase.reading.models import first_line, is_finite
+from antiphase.reading.models import is_finite
 from antiphase.training.distributed import Processes, alone
 from antiphase.training.divided_files import read_parts, stored
 from antiphase.training.sharding import own_part

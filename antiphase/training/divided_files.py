@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from antiphase.errors import InputError
 from antiphase.models.model_card import write_model_card
-from antiphase.reading.models import first_line
+from antiphase.reading.failures import first_line
 from antiphase.records import writing
 from antiphase.training.sharding import whole
 

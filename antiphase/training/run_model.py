@@ -23,7 +23,8 @@ from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize, seeded
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.ops.api import why_no_kernels
-from antiphase.reading.models import ORIGIN, load_tokenizer
+from antiphase.reading.models import ORIGIN
+from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.training.device import choose_device
 from antiphase.training.distributed import mesh_sizes, process_count
 from antiphase.training.sharding import blocks, gathered

@@ -29,7 +29,8 @@ from antiphase.folders.journal import Journal, append_line
 from antiphase.folders.work import work_in
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.reading.gguf import read_header
-from antiphase.reading.models import load_tokenizer, read_config
+from antiphase.reading.models import read_config
+from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import Record
 from antiphase.report.terminal import print_summary
 from antiphase.scoring.loading import load_model

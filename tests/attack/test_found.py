@@ -22,8 +22,9 @@ from antiphase.reading import files
 from antiphase.reading.files import parse_yaml
 from antiphase.reading.gguf import read_header
 from antiphase.reading.limits import BoundError, bounded_work
-from antiphase.reading.models import load_tokenizer, read_config
+from antiphase.reading.models import read_config
 from antiphase.reading.templates import Templates
+from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.scoring.loading import load_model
 from antiphase.tasks.task_files import read_task
 from antiphase.tasks.tasks import load_task

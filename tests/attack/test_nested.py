@@ -7,7 +7,8 @@ import pytest
 from antiphase.errors import InputError
 from antiphase.reading.gguf import read_header
 from antiphase.reading.limits import check_depth
-from antiphase.reading.models import load_tokenizer, read_config
+from antiphase.reading.models import read_config
+from antiphase.reading.tokenizers import load_tokenizer
 
 
 @pytest.mark.parametrize("inner", ["[" * 900 + "]" * 900, '{"a": ' * 700 + "1" + "}" * 700], ids=["lists", "objects"])

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from antiphase.data import tokenization
 from antiphase.data.tokenization import END, PAD, pieces, train_tokenizer
 from antiphase.errors import InputError
-from antiphase.reading.models import load_tokenizer
+from antiphase.reading.tokenizers import load_tokenizer
 
 PROSE = [
     "It was the best of times, it was the worst of times, it was the age of wisdom, "

@@ -15,6 +15,7 @@ from antiphase.evaluations.inputs import model_content
 from antiphase.models.checkpoints import convert
 from antiphase.reading import gguf as reader
 from antiphase.reading.models import origin_of, read_model
+from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import Record
 from antiphase.scoring.loading import load_model
 from support.gguf import TEMPLATE, llama, real_file, real_model, write_gguf
@@ -191,6 +192,22 @@ def test_a_tokenizer_that_is_missing_is_told(tmp_path, text_tokenizer, monkeypat
     write_gguf(tmp_path / "a.gguf", llama(len(text_tokenizer)), text_tokenizer)
     with pytest.raises(InputError, match=r"a\.gguf: no tokenizer could be read from it"):
         load_model(str(tmp_path / "a.gguf"))
+
+
+@pytest.mark.parametrize("way", ["an empty list", "no list"])
+def test_byte_pairs_without_merges_are_refused(tmp_path, written, way):
+    content = written[0].read_bytes()
+    begin = content.index(b"tokenizer.ggml.merges") + len("tokenizer.ggml.merges") + 8  # behind the types
+    if way == "an empty list":
+        end = begin + 8
+        for _ in range(struct.unpack_from("<Q", content, begin)[0]):
+            end += 8 + struct.unpack_from("<Q", content, end)[0]
+        content = content[:begin] + bytes(8) + content[end:] + bytes(64)  # the tensors begin at a multiple of 32
+    else:
+        content = content.replace(b"tokenizer.ggml.merges", b"tokenizer.ggml.others")
+    (tmp_path / "a.gguf").write_bytes(content)
+    with pytest.raises(InputError, match=r"a\.gguf.*its byte-pair tokenizer has no merges; convert"):
+        load_tokenizer(str(tmp_path / "a.gguf"))
 
 
 # ------------------------------------------------------------------------------------------ a real one

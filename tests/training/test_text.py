@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -61,6 +62,18 @@ def test_held_out_share_is_not_trained_on_and_given_text_is_measured_on(tmp_path
     assert share.training_text.tokens.tolist() == given.training_text.tokens[: 160 * len(share.training_text)].tolist()
     text = given.tokenizer.decode(given.validation_text.tokens)
     assert text == (tmp_path / "held-out.txt").read_text()
+
+
+@pytest.mark.parametrize("place", ["text.txt", "", "link.txt", "copies/another name.txt", "copies"])
+def test_text_that_is_trained_on_is_not_held_out_under_any_name(tmp_path, text_settings, place):
+    (tmp_path / "copies").mkdir()
+    (tmp_path / "copies/another name.txt").write_bytes((tmp_path / "text.txt").read_bytes())
+    (tmp_path / "copies/of the same size.txt").write_bytes((tmp_path / "text.txt").read_bytes()[::-1])
+    (tmp_path / "link.txt").symlink_to(tmp_path / "text.txt")
+    data = replace(text_settings().data, validation=[str(tmp_path / place)])
+    with pytest.raises(InputError, match=r"^--validation .*: text that is trained on is not held out"):
+        prepare(data, tmp_path / "cache")
+    prepare(replace(data, validation=[str(tmp_path / "copies/of the same size.txt")]), tmp_path / "cache")
 
 
 def test_tokens_are_made_once_and_resumed_runs_read_them(tmp_path, text_settings):

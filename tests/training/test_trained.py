@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from antiphase.errors import InputError
-from antiphase.reading.models import load_tokenizer
+from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.training.optimizer import build_optimizer
 from antiphase.training.run_model import build_model, starting_model
 from antiphase.training.trained import is_lambda, restrict

@@ -15,7 +15,7 @@ from antiphase.baselines.data.vocabularies import TOKENIZERS, word_spans
 from antiphase.data.corpora import documents
 from antiphase.errors import naming
 from antiphase.folders.ownership import check_empty, make_folder
-from antiphase.reading.models import load_tokenizer
+from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import Record, finite
 from antiphase.viewer.look.measure import tokens_of
 

@@ -48,7 +48,7 @@ from antiphase.flags import kept_settings
 from antiphase.folders.contents import hash_of
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
-from antiphase.reading.models import load_tokenizer
+from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import Record, finite
 from antiphase.report.tables import mean_of_present
 from antiphase.training.device import choose_device

@@ -1,0 +1,58 @@
+"""What libraries raise for files that they cannot read, as one sentence that names the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
+
+from antiphase.errors import InputError, is_lack_of_memory
+
+UNREADABLE = (OSError, ValueError, KeyError, ImportError, SafetensorError, StrictDataclassError)
+"""What transformers raises for files that it cannot use."""
+IMPOSSIBLE = (*UNREADABLE, TypeError, AttributeError, AssertionError, ArithmeticError, LookupError, NotImplementedError,
+              RecursionError)  # fmt: skip
+"""What a configuration whose values do not fit together makes its own class raise."""
+
+
+@contextmanager
+def usable_config(name: str, flag: str) -> Iterator[None]:
+    """What a configuration makes its class raise, as an input error that names the model."""
+    try:
+        yield
+    except IMPOSSIBLE as error:
+        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"{flag} {name}: its config.json cannot be used ({first_line(reason)})") from None
+
+
+@contextmanager
+def asking_hub(name: str, flag: str) -> Iterator[None]:
+    """What the Hub's client raises, as an input error that names the model."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise InputError(
+            f"{flag} {name}: there is no such folder, and no such model could be read from the Hub "
+            f"({first_line(error)}); check the name"
+        ) from error
+
+
+@contextmanager
+def loading(failure: str) -> Iterator[None]:
+    """What a library says of a checkpoint that it cannot read, as an input error that begins with ``failure``."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # the Rust side of tokenizers raises Exception itself
+        if not (isinstance(error, IMPOSSIBLE) or type(error) is Exception or is_lack_of_memory(error)):
+            raise
+        raise InputError(f"{failure} ({first_line(error)})") from error
+
+
+def first_line(error: object) -> str:
+    """What a library says first."""
+    found = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return found.rstrip(".: ")

@@ -1,0 +1,83 @@
+"""Tokenizers, from a folder, a GGUF file or the Hub; their code is never run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import cast
+
+from torch import nn
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from antiphase.errors import InputError
+from antiphase.reading.failures import IMPOSSIBLE, first_line, loading
+from antiphase.reading.folders import check_files, is_local
+from antiphase.reading.gguf import check_merges, gguf_place, is_gguf, read_header, split_digits
+
+
+def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTrainedTokenizerBase:
+    """The tokenizer of a local folder or of a repository of the Hugging Face Hub; code in it is never run.
+
+    Raises:
+        InputError: there is none, it is broken or needs its own code, or the Hub is out of reach.
+    """
+    if is_gguf(name_or_path):
+        return _gguf_tokenizer(name_or_path, flag)
+    path = Path(os.path.expanduser(name_or_path))
+    local = bool(name_or_path) and path.exists()  # Path("") is the working directory
+    if local and not path.is_dir():
+        raise InputError(f"{flag} {name_or_path}: this is a file; give the folder that holds tokenizer.json")
+    if not local and (not name_or_path or is_local(name_or_path, path)):
+        raise InputError(f"{flag} {name_or_path}: there is no such folder; check the path")
+    if local:
+        check_files(path, flag)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(path) if local else name_or_path, trust_remote_code=False)
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise TypeError(f"model_max_length must be a number, got {tokenizer.model_max_length!r}")
+    except Exception as error:
+        # The Rust side of tokenizers raises Exception itself for a tokenizer.json that it does not understand
+        if not (isinstance(error, IMPOSSIBLE) or type(error) is Exception):
+            raise
+        where = "this folder" if local else "the Hugging Face Hub"
+        raise InputError(
+            f"{flag} {name_or_path}: no tokenizer could be loaded from {where} ({first_line(error)}); give "
+            "a folder with tokenizer.json or a Hub name"
+        ) from error
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def _gguf_tokenizer(name: str, flag: str) -> PreTrainedTokenizerBase:
+    header = read_header(name, flag)
+    check_merges(header, f"{flag} {name}")
+    # AutoTokenizer reads the configuration once more, which takes twenty times as long, to come to this very class
+    is_bpe = (header.metadata["general.architecture"], header.metadata.get("tokenizer.ggml.model")) == ("llama", "gpt2")
+    kind = PreTrainedTokenizerFast if is_bpe else AutoTokenizer
+    with loading(f"{flag} {name}: no tokenizer could be read from it"):
+        tokenizer = kind.from_pretrained(**gguf_place(name))
+    split_digits(tokenizer, header)
+    return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, place: str) -> None:
+    """That the model has an embedding for every word that a text can become.
+
+    Special tokens beyond it are allowed: some published tokenizers bring those of a larger relative along.
+
+    Raises:
+        InputError: the tokenizer has words beyond the embedding.
+    """
+    if model.config.is_encoder_decoder:  # each side has a vocabulary of its own, against which its text is checked
+        return
+    embedding = model.get_input_embeddings()
+    if not isinstance(embedding, nn.Embedding):  # characters as one-hot vectors, pictures, sounds
+        return
+    special = tokenizer.added_tokens_decoder
+    beyond = [
+        word for word, row in tokenizer.get_vocab().items() if row >= embedding.num_embeddings and row not in special
+    ]
+    if beyond:
+        raise InputError(
+            f"{place}: its tokenizer is another model's, with {len(beyond)} words beyond the model's "
+            f"{embedding.num_embeddings}, such as {min(beyond)!r}; put the model's own tokenizer there"
+        )
