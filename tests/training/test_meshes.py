@@ -194,6 +194,20 @@ def test_bf16_is_gathered_as_autocast_rounds_it(tmp_path, train_all):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
+def test_meshes_err_in_bf16_as_one_process_does(tmp_path, run, train_all, kind):
+    """Against fp64: at most twice the error of one process."""
+    chosen, half = (*WIDE, f"model.attention_type={kind}"), "training.precision=bfloat16"
+    run(tmp_path / "exact", *chosen, "training.precision=float64")
+    run(tmp_path / "one", *chosen, half)
+    meshes = ("shard", "context", "tensor")
+    train_all(2, {tmp_path / mesh: [*chosen, half, f"training.mesh.{mesh}=2"] for mesh in meshes})
+    error = worst(tmp_path / "exact", tmp_path / "one", "loss")
+    for mesh in meshes:
+        assert worst(tmp_path / "exact", tmp_path / mesh, "loss") <= 2 * error, mesh
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_compiled_blocks_have_the_losses_of_plain_ones(tmp_path, run, train_all, kind):
     chosen = (*EXACT, "training.steps=20", f"model.attention_type={kind}")
     compiled = [*chosen, "training.compile=true"]
