@@ -23,8 +23,14 @@ def parts() -> Rows:
     for name, part in _attack().items():
         met = sum(row["refused" if name == "inputs" else "stops"] for row in part["rows"])
         tries = sum(row["tries"] for row in part["rows"])
-        rows.append([words[name], f"{tries:,}", f"{met:,}", f"{len(part['wrong']):,}", f"`{part['revision'][:7]}`"])
+        rows.append([words[name], f"{tries:,}", f"{met:,}", f"{len(part['wrong']):,}", f"`{revision(part)}`"])
     return rows
+
+
+def revision(part: dict[str, Any]) -> str:
+    """Short name of the commit that a part ran on; ``-dirty`` if files differed from it."""
+    commit, dash, changed = part["revision"].partition("-")
+    return commit[:7] + dash + changed
 
 
 def targets() -> Rows:

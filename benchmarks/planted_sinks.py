@@ -6,7 +6,8 @@ restore it. This is not evidence that calibration helps ordinary models, because
 
     antiphase train --preset demo --set model.attention_type=softmax --set model.num_hidden_layers=4 \\
         --set model.num_attention_heads=8 --set model.hidden_size=128 --set model.intermediate_size=344 \\
-        --set training.steps=1200 --set training.learning_rate=2e-3 --output runs/control-model
+        --set model.initializer=normal --set training.steps=1200 --set training.decay_steps=2500 \\
+        --set training.learning_rate=2e-3 --output runs/control-model
     python benchmarks/planted_sinks.py runs/control-model --output runs/control
 """
 

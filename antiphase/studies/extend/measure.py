@@ -62,28 +62,11 @@ def extension(
     Raises:
         InputError: a folder, length or settings that cannot be used; it names the flag.
     """
-    path = Path(model) / SETTINGS
-    if not path.is_file() or not (Path(model) / "config.json").is_file():
-        raise InputError(
-            f"MODEL {model} is not a finished run of antiphase; continue a converted model with antiphase train --set "
-            "training.start_from=FOLDER --set model.rope_theta=BASE"
-        )
-    with naming({"SOURCE": "MODEL"}):
-        config = Checkpoint(model).config
-    if not isinstance(config, AntiphaseConfig):
-        raise InputError(f"MODEL {model} is of type {config.model_type!r}, which has no positions to extend")
+    config, trained = _finished_run(model)
     before = config.max_position_embeddings
     if length <= before:
         raise InputError(f"--length {length} must be more than the {before} positions that {model} has")
-    trained = kept_run(path, flag="MODEL")
-    is_text = trained.data.source == "text"
-    if data and not is_text:
-        raise InputError(f"--data cannot be used: {model} has only the vocabulary of the synthetic task")
-    if is_text and not data and not validation and not trained.data.validation:
-        raise InputError(
-            f"--validation is missing: {model} held out a share of its text, which longer sequences would cut at other "
-            "places; give text that it was not trained on"
-        )
+    _check_text(model, trained, data, validation)
     rope = config.rope_parameters
     own = {
         "theta": rope["rope_theta"], "width": int(config.head_dim * rope.get(ROTATED, 1.0)), "ratio": length / before
@@ -102,13 +85,48 @@ def extension(
         "training.batch_size": max(1, trained.training.batch_size * trained.data.sequence_length // length),
         "training.micro_batch_size": None,
     }
-    if is_text:
+    if trained.data.source == "text":
         changes["data.tokenizer"] = model
     given = [*(f"{key}={json.dumps(value)}" for key, value in changes.items()), *overrides]
-    run = load_preset(str(path), given, data=data, validation=validation).run
+    run = load_preset(str(Path(model) / SETTINGS), given, data=data, validation=validation).run
     if run.data.sequence_length != length:
         raise InputError(f"--length {length} sets data.sequence_length; remove it from --set")
     return run
+
+
+def _finished_run(model: str) -> tuple[AntiphaseConfig, RunSettings]:
+    """Configuration and settings of a run that can be continued.
+
+    Raises:
+        InputError: the folder is none, or its model has no positions.
+    """
+    path = Path(model) / SETTINGS
+    if not path.is_file() or not (Path(model) / "config.json").is_file():
+        raise InputError(
+            f"MODEL {model} is not a finished run of antiphase; continue a converted model with antiphase train --set "
+            "training.start_from=FOLDER --set model.rope_theta=BASE"
+        )
+    with naming({"SOURCE": "MODEL"}):
+        config = Checkpoint(model).config
+    if not isinstance(config, AntiphaseConfig):
+        raise InputError(f"MODEL {model} is of type {config.model_type!r}, which has no positions to extend")
+    return config, kept_run(path, flag="MODEL")
+
+
+def _check_text(model: str, trained: RunSettings, data: Sequence[str], validation: Sequence[str]) -> None:
+    """Check that the run can read the text, and that none of the held-out text was trained on.
+
+    Raises:
+        InputError: it cannot, or no held-out text is known.
+    """
+    is_text = trained.data.source == "text"
+    if data and not is_text:
+        raise InputError(f"--data cannot be used: {model} has only the vocabulary of the synthetic task")
+    if is_text and not data and not validation and not trained.data.validation:
+        raise InputError(
+            f"--validation is missing: {model} held out a share of its text, which longer sequences would cut at other "
+            "places; give text that it was not trained on"
+        )
 
 
 def raised_base(*, theta: float, width: int, ratio: float) -> float:
