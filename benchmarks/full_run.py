@@ -2,10 +2,11 @@
 
     python benchmarks/full_run.py                       # every step
     python benchmarks/full_run.py --only mutations      # these steps again; the record keeps the others
+    python benchmarks/full_run.py --failed              # only the tests that failed, after they were mended
 
 ``.ci/run`` runs a selection in minutes; this runs all tests, the kernels, the mutations of ``tests/mutations`` and the
 examples. A failing step does not stop the others; it is recorded, and the exit code is 1. Each step of the record names
-the revision that it ran on.
+the revision that it ran on, and so does each repetition of tests that had failed.
 """
 
 from __future__ import annotations
@@ -43,11 +44,16 @@ def main() -> int:
     every = all_steps()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(every), metavar="STEP", help=f"among {', '.join(every)}")
-    chosen = parser.parse_args().only or list(every)
+    parser.add_argument("--failed", action="store_true", help="run again the tests that failed in the record's steps")
+    given = parser.parse_args()
+    chosen = given.only or list(every)
     kept = {}
-    if len(chosen) < len(every) and (ROOT / RECORDS / "full-run.json").is_file():
+    if (given.failed or len(chosen) < len(every)) and (ROOT / RECORDS / "full-run.json").is_file():
         kept = {step["step"]: step for step in Record.load(ROOT / RECORDS / "full-run.json").values["steps"]}
-    fresh = {name: every[name]() | {"revision": environment()["revision"]} for name in chosen}
+    if given.failed:
+        fresh = {name: again(kept[name]) for name in TESTS if name in chosen and kept.get(name, {}).get("failed")}
+    else:
+        fresh = {name: every[name]() | {"revision": environment()["revision"]} for name in chosen}
     steps = [(kept | fresh)[name] for name in every if name in kept | fresh]
     seconds = sum(step["seconds"] for step in steps)
     record = Record(kind="full-run", values={"steps": steps}, seconds=seconds)
@@ -92,6 +98,25 @@ def counted(name: str, words: list[str], extra: dict[str, str]) -> dict[str, Any
         path = Path(folder) / "results.xml"
         step = run(name, [*PYTEST, *words, f"--junitxml={path}"], extra)
         return {**step, **outcomes(path)}
+
+
+def again(step: dict[str, Any]) -> dict[str, Any]:
+    """A step whose failed tests were run once more; what it was before stays in it."""
+    name = step["step"]
+    repeated = counted(name, [node_of(failed) for failed in step["failed"]], TESTS[name][1])
+    repeated |= {"revision": environment()["revision"], "repeated": step["failed"]}
+    seconds = step["seconds"] + repeated["seconds"]
+    return step | {key: repeated[key] for key in ("status", "failed")} | {
+        "seconds": seconds, "repetitions": [*step.get("repetitions", []), repeated],
+    }  # fmt: skip
+
+
+def node_of(test: str) -> str:
+    """What pytest calls a test that its XML file calls ``folder.file.Class::name``."""
+    place, name = test.split("::", 1)
+    words = place.split(".")
+    file = next(end for end in range(len(words), 0, -1) if (ROOT / Path(*words[:end])).with_suffix(".py").is_file())
+    return "::".join([f"{'/'.join(words[:file])}.py", *words[file:], name])
 
 
 def outcomes(path: Path) -> dict[str, Any]:

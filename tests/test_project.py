@@ -243,6 +243,26 @@ def test_packages_that_tests_of_trainers_need_are_installed_for_them():
     assert (record.values["skipped"], record.values["failed"], record.values["notebook_status"]) == (0, [], 0)
 
 
+def test_failed_tests_are_run_again_and_the_record_keeps_what_was(monkeypatch):
+    full_run = runpy.run_path(str(ROOT / "benchmarks" / "full_run.py"))
+    cases = {
+        "tests.test_project::test_every_floor_is_tested": "tests/test_project.py::test_every_floor_is_tested",
+        "tests.models.test_gguf.TestReal::test_a[x.y/z-4]": "tests/models/test_gguf.py::TestReal::test_a[x.y/z-4]",
+    }
+    asked = []
+
+    def counted(name, words, extra):
+        asked.append((words, extra))
+        return {"step": name, "status": 0, "seconds": 2.0, "tests": 2, "skipped": 0, "skips": {}, "failed": []}
+
+    monkeypatch.setitem(full_run["again"].__globals__, "counted", counted)
+    step = {"step": "tests", "status": 1, "seconds": 9.0, "tests": 70, "failed": list(cases), "revision": "a"}
+    found = full_run["again"](step)
+    assert asked == [(list(cases.values()), full_run["TESTS"]["tests"][1])]
+    assert {**found, "repetitions": []} == {**step, "status": 0, "seconds": 11.0, "failed": [], "repetitions": []}
+    assert [(one["tests"], one["repeated"]) for one in found["repetitions"]] == [(2, list(cases))]
+
+
 def test_every_floor_is_tested():
     """``floors.py`` reads them all; its tests exist."""
     floors = runpy.run_path(str(ROOT / "benchmarks" / "floors.py"))
