@@ -248,6 +248,8 @@ class SequenceToSequenceConfig(VanillaConfig):
     """
 
     model_type = "antiphase_sequence_to_sequence"
+    has_no_defaults_at_init = True
+    """For transformers 5.17, which makes a default configuration when it saves one: here two ids have no default."""
 
     source_vocab_size: int | None = None
     """Vocabulary of the encoder; None means ``vocab_size``."""
