@@ -14,6 +14,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
@@ -241,6 +242,13 @@ def test_packages_that_tests_of_trainers_need_are_installed_for_them():
     record = Record.load(ROOT / "docs/records/companions.json")
     assert needed <= set(record.values["packages"])
     assert (record.values["skipped"], record.values["failed"], record.values["notebook_status"]) == (0, [], 0)
+
+
+def test_every_mutation_has_its_place():
+    """In the file that it names, exactly once; otherwise ``make mutations`` would stop hours after the change."""
+    mutations = yaml.safe_load((ROOT / "tests/mutations/mutations.yaml").read_text(encoding="utf-8"))
+    found = {one["name"]: (ROOT / one["file"]).read_text(encoding="utf-8").count(one["old"]) for one in mutations}
+    assert {name: count for name, count in found.items() if count != 1} == {}
 
 
 def test_failed_tests_are_run_again_and_the_record_keeps_what_was(monkeypatch):
