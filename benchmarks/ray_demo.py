@@ -3,7 +3,7 @@
     python benchmarks/ray_demo.py --work runs/ray-demo --output docs/records --seeds 0,1 --set training.steps=200
 
 Both comparisons are commands, which the record names. Compared are all JSON files and weights of the two folders, but
-for times, folders and commands. It needs the extra ``cluster``.
+for times, folders, commands, and sums over files that hold them. It needs the extra ``cluster``.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from antiphase.folders.contents import file_digest
 from antiphase.records import Record
 
 NODES = 3
-TIMES = {"seconds", "tokens_per_second", "folder", "created", "command"}
-"""What two executors cannot agree in."""
+TIMES = {"seconds", "tokens_per_second", "folder", "created", "written", "command", "sha256"}
+"""What two executors cannot agree in: times, folders, and the sums over files that hold such."""
 
 
 def without_times(tree: Any) -> Any:
-    """A tree of JSON without times, folders and commands."""
+    """A tree of JSON without ``TIMES``."""
     if isinstance(tree, dict):
         return {key: without_times(value) for key, value in tree.items() if key not in TIMES}
     return [without_times(one) for one in tree] if isinstance(tree, list) else tree
