@@ -24,14 +24,16 @@ from antiphase.folders.contents import file_digest
 from antiphase.records import Record
 
 NODES = 3
-TIMES = {"seconds", "tokens_per_second", "folder", "created", "written", "command", "sha256"}
-"""What two executors cannot agree in: times, folders, and the sums over files that hold such."""
+DATES = {"created", "written"}
+TIMES = {"seconds", "tokens_per_second", "folder", "command", *DATES}
+"""What two executors cannot agree in."""
 
 
 def without_times(tree: Any) -> Any:
-    """A tree of JSON without ``TIMES``."""
+    """A tree of JSON without ``TIMES``, and without the SHA-256 of what has a date."""
     if isinstance(tree, dict):
-        return {key: without_times(value) for key, value in tree.items() if key not in TIMES}
+        left_out = TIMES | {"sha256"} if DATES & tree.keys() else TIMES
+        return {key: without_times(value) for key, value in tree.items() if key not in left_out}
     return [without_times(one) for one in tree] if isinstance(tree, list) else tree
 
 
