@@ -3,6 +3,7 @@
     python benchmarks/full_run.py                       # every step
     python benchmarks/full_run.py --only mutations      # these steps again; the record keeps the others
     python benchmarks/full_run.py --failed              # only the tests that failed, after they were mended
+    python benchmarks/full_run.py --only floors --from other-clone/docs/records/full-run.json    # that ran there
 
 ``.ci/run`` runs a selection in minutes; this runs all tests, the kernels, the mutations of ``tests/mutations`` and the
 examples. A failing step does not stop the others; it is recorded, and the exit code is 1. Each step of the record names
@@ -45,12 +46,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(every), metavar="STEP", help=f"among {', '.join(every)}")
     parser.add_argument("--failed", action="store_true", help="run again the tests that failed in the record's steps")
+    parser.add_argument("--from", dest="source", type=Path, metavar="RECORD", help="take the steps from another record")
     given = parser.parse_args()
     chosen = given.only or list(every)
     kept = {}
     if (given.failed or len(chosen) < len(every)) and (ROOT / RECORDS / "full-run.json").is_file():
         kept = {step["step"]: step for step in Record.load(ROOT / RECORDS / "full-run.json").values["steps"]}
-    if given.failed:
+    if given.source is not None:
+        there = {step["step"]: step for step in Record.load(given.source).values["steps"]}
+        if absent := [name for name in chosen if name not in there]:
+            parser.error(f"--from {given.source} has no step {absent[0]!r}")
+        fresh = {name: there[name] for name in chosen}
+    elif given.failed:
         fresh = {name: again(kept[name]) for name in TESTS if name in chosen and kept.get(name, {}).get("failed")}
     else:
         fresh = {name: every[name]() | {"revision": environment()["revision"]} for name in chosen}
