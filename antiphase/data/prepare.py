@@ -208,9 +208,9 @@ def _check_held_out(paths: list[str], validation: list[str]) -> None:
                     "give other text, or omit --validation to hold out a share"
                 )
     if copies := _copies(_files(paths, "--data"), _files(validation, "--validation")):
-        others = f", and so are {len(copies) - 1} more" if len(copies) > 1 else ""
+        others = f" (and {len(copies) - 1} more)" if len(copies) > 1 else ""
         raise InputError(
-            f"--validation {copies[0]} is a copy of a file in --data{others}: text that is trained on is not held out; "
+            f"--validation {copies[0]}{others} is a copy of a file in --data: text that is trained on is not held out; "
             "remove one copy of each"
         )
 
