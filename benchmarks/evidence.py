@@ -130,7 +130,8 @@ def reusable(settings: RunSettings) -> dict[str, Any] | None:
 def _identity(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that determine a run's results."""
     data = {name: value for name, value in settings["data"].items() if name not in ("cache", "workers")}
-    return {"model": settings["model"], "data": data, "training": settings["training"]}
+    training = {name: value for name, value in settings["training"].items() if name != "evaluate_every"}
+    return {"model": settings["model"], "data": data, "training": training}
 
 
 def execute(run: Run, settings: RunSettings) -> None:
