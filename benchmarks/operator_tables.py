@@ -164,3 +164,17 @@ def roofline() -> list[list[str]]:
                 [f"share of the matrix-product rate, {name}, {task}", *(f"{100 * row[key]:.0f} %" for row in by_length)]
             )
     return found
+
+
+def losses() -> list[list[str]]:
+    """Times of the native loss, divided by PyTorch's, by size."""
+    rows = Record.load(ROOT / "docs/records/benchmark-losses.json").values["rows"]
+    sizes = list(dict.fromkeys((row["tokens"], row["vocabulary"]) for row in rows))
+    found: dict[str, dict[tuple[int, int], str]] = {}
+    for row in rows:
+        what = f"native / {row['baseline']}, {row['task']}, {SHORT[row['dtype']]}"
+        found.setdefault(what, {})[row["tokens"], row["vocabulary"]] = ratio_text(row)
+    return [
+        [RATIO_HEAD, *(f"{tokens:,} tokens, vocabulary {vocabulary:,}" for tokens, vocabulary in sizes)],
+        *([what, *(cells[size] for size in sizes)] for what, cells in sorted(found.items())),
+    ]

@@ -431,6 +431,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "classifiers": classifiers,
     "translation": lambda: of_report("translate", translation.models),
     "kernels": kernels,
+    "losses": operator_tables.losses,
     "loops": loops,
     "dependency": dependency,
     "throughput": lambda: of_report("throughput", speed_ratios),

@@ -12,6 +12,7 @@ from transformers.utils import can_return_tuple
 from antiphase.interface import refuse_continuous_batching
 from antiphase.layers.functions import has_two_keys
 from antiphase.layers.registry import attention_layers
+from antiphase.models.loss import next_token_loss
 
 
 class VocabularyHead(PreTrainedModel):
@@ -30,6 +31,10 @@ class VocabularyHead(PreTrainedModel):
 
 class CausalHead(VocabularyHead, GenerationMixin):
     """A decoder with such a layer, which predicts the next token."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        self.loss_function = next_token_loss
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers, for ``generate_batch``.

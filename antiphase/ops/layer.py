@@ -1,4 +1,4 @@
-"""Operations of a layer around attention, on the native kernels if possible: norms, λ, and a V1 decoding step."""
+"""Operations of a layer around attention, on the native kernels if possible: norms, λ, a V1 decoding step, losses."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.functional import cross_entropy
 
 from antiphase.ops.decoding import is_few, within_window
-from antiphase.ops.native import layer
+from antiphase.ops.native import layer, loss
 from antiphase.ops.native.library import DTYPES, why_not_built
 from antiphase.ops.shapes import four_dimensions
+
+IGNORED_TARGET = -100
+"""Target of a position whose loss is 0, as in PyTorch."""
 
 
 def rms_norm(tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> Tensor:
@@ -110,6 +114,24 @@ def v1_step(
     return layer.v1_step(
         query, key, value, *vectors, weight, mask, groups, is_causal, sliding_window or 0, scale, initial, eps, factor
     )
+
+
+def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    """-log p of each target in nats, (P,): fp32, or fp64 for logits in fp64, under autocast too.
+
+    Args:
+        logits: (P, vocabulary), any floating dtype.
+        targets: (P,) int64; where it is -100, the loss is 0.
+    """
+    if _is_served(logits):
+        losses: Tensor = loss.native_cross_entropies(logits, targets)[0]
+        return losses
+    return plain_cross_entropies(logits, targets)
+
+
+def plain_cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
+    """``cross_entropies`` by PyTorch."""
+    return cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets, reduction="none")
 
 
 def _is_served(*tensors: Tensor) -> bool:

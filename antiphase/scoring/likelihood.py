@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from antiphase.errors import NonFiniteError
 from antiphase.layers.positions import count_positions
+from antiphase.ops.layer import cross_entropies
 from antiphase.scoring.division import Divide, alone
 
 Predict = Callable[[Tensor, Tensor], Tensor]
@@ -109,7 +109,7 @@ def finite_losses(logits: Tensor, targets: Tensor) -> Tensor:
     Raises:
         NonFiniteError: a loss is not finite, for example because a logit is NaN.
     """
-    losses = cross_entropy(logits.float(), targets, reduction="none")
+    losses = cross_entropies(logits, targets).float()
     if not bool(losses.isfinite().all()):
         raise NonFiniteError("its losses are NaN or infinite, so nothing can be measured")
     return losses.cpu()

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from antiphase.config import RunSettings, TrainingSettings
@@ -28,6 +27,7 @@ from antiphase.folders.ownership import only_one
 from antiphase.layers.exchange import Exchange
 from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint
+from antiphase.ops.layer import cross_entropies
 from antiphase.reading.models import ORIGIN, is_finite
 from antiphase.records import DEQUANTIZED, Record, finite, write_atomically, writing
 from antiphase.scoring.division import Divide
@@ -168,8 +168,7 @@ class NextTokenLoss(nn.Module):
             further["exchange"] = self.exchange
         chosen = targets >= 0
         logits = logits_after(self.model, input_ids, *chosen.nonzero(as_tuple=True), **further)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return cross_entropy(wide, targets[chosen], reduction="sum")
+        return cross_entropies(logits, targets[chosen]).sum()
 
 
 class _Run:

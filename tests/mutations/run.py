@@ -131,7 +131,7 @@ def in_copy(copy: str, selections: Sequence[str], is_compiled: bool, log: str, r
         build.FLAGS = tuple("-O0" if flag == "-O2" else flag for flag in build.FLAGS)
         portable = tuple(
             f"-Wl,--defsym=antiphase_{task}_{kind}=antiphase_{task}_portable"
-            for kind in others for task in ("run", "norm")
+            for kind in others for task in ("run", "norm", "loss")
         )  # fmt: skip
         built = build.build(Path(copy).parent / build.LIBRARY, extra=portable)
         library.fingerprint, library.library_path = (lambda: build.fingerprint(portable)), (lambda: built)

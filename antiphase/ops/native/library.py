@@ -25,6 +25,8 @@ For a short sequence, filling it in takes as long as the call, and struct is the
 """
 NORM_PROBLEM = struct.Struct("@5P2q2d2iP")
 """``antiphase_norm_problem``."""
+LOSS_PROBLEM = struct.Struct("@6P3q2iP")
+"""``antiphase_loss_problem``."""
 Strides = tuple[int, int, int]
 NO_STRIDES: Strides = (0, 0, 0)
 
@@ -43,10 +45,11 @@ def library() -> ctypes.CDLL | str:
         loaded.antiphase_sources.restype = c_char_p
     if not hasattr(loaded, "antiphase_sources") or loaded.antiphase_sources() != fingerprint().encode():
         return f"the native kernels in {path} are of another version of antiphase: run `antiphase build`"
-    loaded.antiphase_problem_bytes.restype = loaded.antiphase_norm_bytes.restype = c_int64
-    assert loaded.antiphase_problem_bytes() == PROBLEM.size, "problem.h and PROBLEM differ"
-    assert loaded.antiphase_norm_bytes() == NORM_PROBLEM.size, "problem.h and NORM_PROBLEM differ"
-    loaded.antiphase_run.argtypes = loaded.antiphase_norm.argtypes = [c_char_p]
+    for task, problem in (("problem", PROBLEM), ("norm", NORM_PROBLEM), ("loss", LOSS_PROBLEM)):
+        size = loaded[f"antiphase_{task}_bytes"]
+        size.restype = c_int64
+        assert size() == problem.size, f"problem.h and library.py differ in {task}"
+    loaded.antiphase_run.argtypes = loaded.antiphase_norm.argtypes = loaded.antiphase_loss.argtypes = [c_char_p]
     loaded.antiphase_lambda.argtypes = [c_void_p * 4, c_int64, c_double]
     loaded.antiphase_lambda.restype = c_float
     return loaded

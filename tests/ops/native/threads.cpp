@@ -11,6 +11,7 @@
 
 extern "C" int antiphase_run(const antiphase_problem *);
 extern "C" int antiphase_norm(const antiphase_norm_problem *);
+extern "C" int antiphase_loss(const antiphase_loss_problem *);
 extern "C" int antiphase_choose(int);
 
 namespace {
@@ -55,7 +56,7 @@ struct Form {
   int64_t window;
 };
 
-// Everything that forward, backward, a few queries and the norm give, one after the other.
+// Everything that forward, backward, a few queries, the norm and the loss give, one after the other.
 Bytes results(const Form &form, int threads) {
   const int exact = form.dtype == ANTIPHASE_FLOAT64 ? ANTIPHASE_FLOAT64 : ANTIPHASE_FLOAT32;
   const int64_t maps = G * R * form.maps, key_maps = G * form.key_maps, heads = G * R;
@@ -101,9 +102,21 @@ Bytes results(const Form &form, int threads) {
   status |= antiphase_norm(&norm);
   norm.grad = grad.data(), norm.output = grad_input.data(), norm.grad_weight = grad_weight.data();
   status |= antiphase_norm(&norm);
+  antiphase_loss_problem loss{};
+  const int64_t rows = B * heads * N;
+  std::vector<int64_t> targets(rows);
+  for (int64_t r = 0; r < rows; ++r) targets[r] = r % 7 == 3 ? -100 : r % DV;
+  const Bytes grad_losses = numbers(rows, exact, 10);
+  Bytes losses(grad_losses.size()), loss_statistics(2 * grad_losses.size()), grad_logits(out.size());
+  loss.logits = out.data(), loss.targets = targets.data(), loss.losses = losses.data();
+  loss.statistics = loss_statistics.data(), loss.rows = rows, loss.width = loss.row_stride = DV;
+  loss.dtype = form.dtype, loss.threads = threads, loss.parallel = parallel;
+  status |= antiphase_loss(&loss);
+  loss.grad = grad_losses.data(), loss.grad_logits = grad_logits.data();
+  status |= antiphase_loss(&loss);
   Bytes all(1, static_cast<unsigned char>(status));
   for (const Bytes *part : {&out, &statistics, &grad_query, &grad_key, &grad_value, &grad_lam, &step, &normed,
-                            &grad_input, &grad_weight})
+                            &grad_input, &grad_weight, &losses, &loss_statistics, &grad_logits})
     all.insert(all.end(), part->begin(), part->end());
   return all;
 }

@@ -2,6 +2,7 @@
 #include <new>
 
 #include "few.h"
+#include "loss.h"
 #include "norm.h"
 
 #define JOINED(a, b) a##b
@@ -29,6 +30,15 @@ extern "C" int NAMED(antiphase_norm_, ANTIPHASE_KIND)(const antiphase_norm_probl
     case ANTIPHASE_FLOAT32: return Norm<float>(*call).run();
     case ANTIPHASE_BFLOAT16: return Norm<BFloat16>(*call).run();
     case ANTIPHASE_FLOAT64: return Norm<double>(*call).run();
+    default: return 2;
+  }
+}
+
+extern "C" int NAMED(antiphase_loss_, ANTIPHASE_KIND)(const antiphase_loss_problem *call) {
+  switch (call->dtype) {
+    case ANTIPHASE_FLOAT32: return Loss<float>(*call).run();
+    case ANTIPHASE_BFLOAT16: return Loss<BFloat16>(*call).run();
+    case ANTIPHASE_FLOAT64: return Loss<double>(*call).run();
     default: return 2;
   }
 }

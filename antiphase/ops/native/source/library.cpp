@@ -12,7 +12,8 @@
 
 #define KERNELS(kind)                                    \
   extern "C" int antiphase_run_##kind(const antiphase_problem *); \
-  extern "C" int antiphase_norm_##kind(const antiphase_norm_problem *);
+  extern "C" int antiphase_norm_##kind(const antiphase_norm_problem *); \
+  extern "C" int antiphase_loss_##kind(const antiphase_loss_problem *);
 
 KERNELS(portable)
 #if defined(__x86_64__)
@@ -62,6 +63,7 @@ int chosen = best();
 EXPORT const char *antiphase_sources() { return ANTIPHASE_SOURCES; }
 EXPORT int64_t antiphase_problem_bytes() { return sizeof(antiphase_problem); }
 EXPORT int64_t antiphase_norm_bytes() { return sizeof(antiphase_norm_problem); }
+EXPORT int64_t antiphase_loss_bytes() { return sizeof(antiphase_loss_problem); }
 
 // The selected kernels: 0 portable, 1 AVX2, 2 AVX-512, 3 and 4 the same with products of bfloat16, 4 with tiles.
 EXPORT int antiphase_kernels() { return chosen; }
@@ -111,4 +113,12 @@ EXPORT int antiphase_norm(const antiphase_norm_problem *call) {
   if (chosen == AVX2) return antiphase_norm_avx2(call);
 #endif
   return antiphase_norm_portable(call);
+}
+// As antiphase_run; 3: a target that is not a column.
+EXPORT int antiphase_loss(const antiphase_loss_problem *call) {
+#if defined(__x86_64__)
+  if (chosen >= AVX512) return antiphase_loss_avx512(call);
+  if (chosen == AVX2) return antiphase_loss_avx2(call);
+#endif
+  return antiphase_loss_portable(call);
 }

@@ -1,7 +1,6 @@
 // RMSNorm of every row, forward and backward. The head norm is this with a factor.
 //
-// Rows are split into chunks of a fixed size, independent of the number of threads, so that the weight's gradient is
-// always summed in the same order.
+// The weight's gradient is summed by chunks of rows, so that its order does not depend on the number of threads.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -9,9 +8,6 @@
 #include "attention.h"
 
 namespace {
-
-constexpr int64_t ROWS_OF_CHUNK = 128;
-constexpr int64_t NUMBERS_OF_THREAD = 32768;  // with fewer, another thread costs more than it saves
 
 template <typename In> class Norm {
   using T = typename Statistics<In>::type;
@@ -27,12 +23,9 @@ template <typename In> class Norm {
       if (!weight_sums_) return 1;
       std::fill(weight_sums_, weight_sums_ + chunks_ * columns_, T(0));
     }
-    const int64_t useful = std::min(chunks_, call_.rows * call_.width / NUMBERS_OF_THREAD);
-    const unsigned threads = unsigned(std::min<int64_t>(call_.threads, useful));
-    if (threads <= 1 || !call_.parallel)
-      work();
-    else
-      call_.parallel([](void *self) { static_cast<Norm *>(self)->work(); }, this, threads, 0);
+    for_chunks(call_, [this](int64_t chunk, int64_t first, int64_t end) {
+      for (int64_t r = first; r < end; ++r) call_.grad ? backward(r, weight_sums_ + chunk * columns_) : forward(r);
+    });
     if (!call_.grad) return 0;
     for (int64_t c = 0; c < call_.width; ++c) {
       T total = 0;
@@ -44,34 +37,13 @@ template <typename In> class Norm {
   }
 
  private:
-  void work() {
-    for (int64_t chunk; (chunk = next_.fetch_add(1)) < chunks_;)
-      for (int64_t r = chunk * ROWS_OF_CHUNK, end = std::min(call_.rows, r + ROWS_OF_CHUNK); r < end; ++r)
-        call_.grad ? backward(r, weight_sums_ + chunk * columns_) : forward(r);
-  }
-
-  // Calls what(column, how many) for the row, LANES columns at a time, and fewer at its end.
-  template <typename What> INLINE void columns(What what) const {
-    int64_t c = 0;
-    for (; c + L <= call_.width; c += L) what(c, std::integral_constant<int, L>{});
-    if (c < call_.width) what(c, int(call_.width - c));
-  }
-  static INLINE Vec<T> part(const In *from, int count) {
-    Vec<T> v{};
-    for (int i = 0; i < count; ++i) v[i] = number(from[i]);
-    return v;
-  }
-  static INLINE Vec<T> part(const In *from, std::integral_constant<int, L>) { return load_wide(from); }
-  template <typename Count> static INLINE void put_part(In *to, Vec<T> v, Count count) {
-    for (int i = 0; i < count; ++i) put(to + i, v[i]);
-  }
-  static INLINE void put_part(T *to, Vec<T> v, std::integral_constant<int, L>) { store<T>(to, v); }
+  template <typename What> INLINE void columns(What what) const { for_columns<T>(0, call_.width, what); }
 
   // 1 / √(mean of squares + epsilon)
   T scale_of(const In *row) const {
     Vec<T> sums{};
     columns([&](int64_t c, auto count) {
-      const Vec<T> x = part(row + c, count);
+      const Vec<T> x = load_part(row + c, count);
       sums += x * x;
     });
     return T(1) / std::sqrt(sum_of<T>(sums) / T(call_.width) + T(call_.epsilon));
@@ -83,7 +55,7 @@ template <typename In> class Norm {
     In *to = static_cast<In *>(call_.output) + r * call_.width;
     const T scale = scale_of(from) * T(call_.factor);
     columns([&](int64_t c, auto count) {
-      put_part(to + c, part(from + c, count) * scale * part(weight + c, count), count);
+      store_part(to + c, load_part(from + c, count) * scale * load_part(weight + c, count), count);
     });
   }
 
@@ -96,20 +68,19 @@ template <typename In> class Norm {
     const T scale = scale_of(from), whole = scale * T(call_.factor);
     Vec<T> products{};
     columns([&](int64_t c, auto count) {
-      const Vec<T> one = part(grad + c, count) * part(from + c, count);
+      const Vec<T> one = load_part(grad + c, count) * load_part(from + c, count);
       store<T>(weight_sums + c, load(weight_sums + c) + one * whole);
-      products += one * part(weight + c, count);
+      products += one * load_part(weight + c, count);
     });
     const T back = sum_of<T>(products) * whole * scale * scale / T(call_.width);
     columns([&](int64_t c, auto count) {
-      put_part(to + c, part(grad + c, count) * part(weight + c, count) * whole - part(from + c, count) * back, count);
+      store_part(to + c, load_part(grad + c, count) * load_part(weight + c, count) * whole - load_part(from + c, count) * back, count);
     });
   }
 
   const antiphase_norm_problem &call_;
   const int64_t chunks_, columns_;
   T *weight_sums_ = nullptr;
-  std::atomic<int64_t> next_{0};
 };
 
 }  // namespace

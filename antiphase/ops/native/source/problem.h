@@ -46,3 +46,17 @@ typedef struct {
   int32_t dtype, threads;
   void (*parallel)(void (*function)(void *), void *data, unsigned threads, unsigned flags);  // as above
 } antiphase_norm_problem;
+
+// Cross-entropy of each row: -log softmax(logits)[target], or 0 where the target is -100; with `grad`, the gradient of
+// the logits instead.
+typedef struct {
+  const void *logits;      // (rows, width), rows contiguous
+  const int64_t *targets;  // (rows,), contiguous, from 0 to width - 1, or -100
+  const void *grad;        // (rows,), contiguous, float or double; null in forward
+  void *losses;            // (rows,), float or double
+  void *statistics;        // (rows, 2): largest logit x and log Σ exp(… - x) of each row, float or double
+  void *grad_logits;       // (rows, width), contiguous
+  int64_t rows, width, row_stride;
+  int32_t dtype, threads;
+  void (*parallel)(void (*function)(void *), void *data, unsigned threads, unsigned flags);  // as above
+} antiphase_loss_problem;

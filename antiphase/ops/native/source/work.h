@@ -54,6 +54,34 @@ class Cutter {
   size_t used_ = 0;
 };
 
+constexpr int64_t ROWS_OF_CHUNK = 128;
+constexpr int64_t NUMBERS_OF_THREAD = 32768;  // with fewer, another thread costs more than it saves
+
+// Calls work(chunk, first row, last row + 1) for chunks of a fixed size, independent of the number of threads, on the
+// threads of the call.
+template <typename Call, typename Work> void for_chunks(const Call &call, Work work) {
+  struct Shared {
+    const Call &call;
+    Work &work;
+    std::atomic<int64_t> next{0};
+    void run() {
+      const int64_t chunks = (call.rows + ROWS_OF_CHUNK - 1) / ROWS_OF_CHUNK;
+      for (int64_t chunk; (chunk = next.fetch_add(1)) < chunks;) {
+        const int64_t first = chunk * ROWS_OF_CHUNK, end = first + ROWS_OF_CHUNK;
+        work(chunk, first, end < call.rows ? end : call.rows);
+      }
+    }
+  } shared{call, work};
+  const int64_t chunks = (call.rows + ROWS_OF_CHUNK - 1) / ROWS_OF_CHUNK;
+  int64_t threads = call.rows * call.width / NUMBERS_OF_THREAD;
+  if (threads > chunks) threads = chunks;
+  if (threads > call.threads) threads = call.threads;
+  if (threads <= 1 || !call.parallel)
+    shared.run();
+  else
+    call.parallel([](void *self) { static_cast<Shared *>(self)->run(); }, &shared, unsigned(threads), 0);
+}
+
 inline void wait_a_moment(int &turns) {
   if (++turns < 1000) {
 #if defined(__x86_64__) || defined(__i386__)

@@ -1,0 +1,104 @@
+"""Time the loss of a language model on the native kernels against PyTorch's, eager and compiled.
+
+    python benchmarks/losses.py --output runs/losses
+
+Candidates alternate; a loss starts from logits in the model's dtype. Every pair is first checked: against fp64, the
+native loss and gradient err at most twice as much as PyTorch's and one rounding.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from antiphase.benchmarks.timing import paired_times, ratios
+from antiphase.ops.layer import cross_entropies, plain_cross_entropies
+from antiphase.ops.native.library import why_not_built
+from antiphase.records import Record
+
+SIZES = ((4096, 2048), (2048, 32_000), (512, 151_936))
+"""Tokens and vocabularies: this project's presets, Llama 2 and Qwen 3."""
+DTYPES = (torch.float32, torch.bfloat16)
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def gradient(loss: Loss, logits: Tensor, targets: Tensor) -> Tensor:
+    """Gradient of the mean loss."""
+    return torch.autograd.grad(loss(logits, targets).mean(), logits)[0]
+
+
+def check(logits: Tensor, targets: Tensor) -> None:
+    """
+    Raises:
+        RuntimeError: the native loss or its gradient errs too much.
+    """
+    exact = logits.detach().double().requires_grad_()
+    for what in (lambda loss, x: loss(x, targets), lambda loss, x: gradient(loss, x, targets)):
+        true, eager, native = what(plain_cross_entropies, exact), *(
+            what(loss, logits) for loss in (plain_cross_entropies, cross_entropies)
+        )  # fmt: skip
+        error, allowed, rounding = (
+            (t.double() - true).square().mean().sqrt() for t in (native, eager, true.to(eager.dtype))
+        )
+        if error > 2 * (allowed + rounding):
+            raise RuntimeError(f"{tuple(logits.shape)} in {logits.dtype}: an error of {error:.1e}, PyTorch's {allowed:.1e}")
+
+
+def measured(tokens: int, vocabulary: int, dtype: torch.dtype, rounds: int) -> list[dict[str, Any]]:
+    """Ratios of one size: forward, and forward + backward."""
+    logits = (3 * torch.randn(tokens, vocabulary)).to(dtype).requires_grad_()
+    targets = torch.randint(vocabulary, (tokens,))
+    check(logits, targets)
+    compiled: Loss = torch.compile(plain_cross_entropies)
+    losses = {"native": cross_entropies, "PyTorch": plain_cross_entropies, "PyTorch, compiled": compiled}
+
+    def forward(loss: Loss) -> Tensor:
+        with torch.no_grad():
+            return loss(logits, targets)
+
+    found = []
+    for task, run in (("forward", forward), ("forward + backward", lambda loss: gradient(loss, logits, targets))):
+        work = {name: (lambda loss=loss, run=run: run(loss)) for name, loss in losses.items()}
+        times = paired_times(work, rounds=rounds, warm_up=2)
+        found += [
+            {"task": task, "tokens": tokens, "vocabulary": vocabulary, "dtype": str(dtype).removeprefix("torch."),
+             **ratios(times, "native", baseline)}
+            for baseline in losses if baseline != "native"
+        ]  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Measure all sizes and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--output", type=Path, required=True, help="folder for the record")
+    parser.add_argument("--rounds", type=int, default=15)
+    given = parser.parse_args()
+    if (reason := why_not_built()) is not None:
+        parser.error(reason)
+    if given.rounds < 2:
+        parser.error(f"--rounds must be at least 2, got {given.rounds}")
+    if given.output.exists():
+        parser.error(f"--output: {given.output} exists; choose another folder")
+    torch.manual_seed(0)
+    console = Console(highlight=False)
+    rows = []
+    for tokens, vocabulary in SIZES:
+        for dtype in DTYPES:
+            new = measured(tokens, vocabulary, dtype, given.rounds)
+            rows += new
+            for row in new:
+                console.print(
+                    f"{row['task']}, {tokens:,} × {vocabulary:,}, {row['dtype']}: {row['ratio']:.2f} of {row['baseline']}"
+                )
+    Record(kind="benchmark-losses", values={"rows": rows}, config={"rounds": given.rounds}).save(given.output)
+
+
+if __name__ == "__main__":
+    main()
