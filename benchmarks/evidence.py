@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -85,14 +86,69 @@ def studies(path: Path = STUDIES) -> dict[str, Any]:
 
 
 def runs_of(name: str, study: Mapping[str, Any]) -> Iterator[Run]:
-    """Every combination of levels with every seed: all arms of a seed, then the next seed."""
+    """Every combination of levels with every seed: all arms of a seed, then the next seed.
+
+    A study with ``chosen_from`` adds to each arm what served it best in those studies; it has no runs before they are
+    finished.
+    """
     factors = study["factors"]
+    sources = study.get("chosen_from", ())
+    if missing(sources):
+        return
+    chosen = {arm: best_of(sources, arm).changes for arm in factors["arm"]} if sources else {}
     for seed in study["seeds"]:
         for levels in itertools.product(*factors.values()):
             changes: dict[str, Any] = dict(study.get("settings", {}))
             for factor, level in zip(factors.values(), levels, strict=True):
                 changes |= factor[level]
-            yield Run(name, dict(zip(factors, levels, strict=True)), changes, seed, study["base"])
+            named = dict(zip(factors, levels, strict=True))
+            changes |= chosen.get(named.get("arm", ""), {})
+            yield Run(name, named, changes, seed, study["base"])
+
+
+def count(study: Mapping[str, Any]) -> int:
+    """The number of a study's runs."""
+    return len(study["seeds"]) * math.prod(map(len, study["factors"].values()))
+
+
+def missing(sources: Sequence[str]) -> int:
+    """How many runs of these studies have no record yet."""
+    known = studies()
+    return sum(not run.record.is_file() for name in sources for run in runs_of(name, known[name]))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The combination of levels with an arm's lowest held-out loss."""
+
+    levels: dict[str, str]
+    """Without the arm."""
+    changes: dict[str, Any]
+    """The settings of these levels."""
+
+
+def best_of(sources: Sequence[str], arm: str) -> Choice:
+    """What served an arm best in studies with the factors arm, start and rate; runs that diverged never do.
+
+    Raises:
+        ValueError: the best rate is the lowest or the highest that was tried, so there may be a better one.
+    """
+    known = studies()
+    losses: dict[tuple[str, str], float] = {}
+    for name in sources:
+        for run in runs_of(name, known[name]):
+            loss = json.loads(run.record.read_text("utf-8"))["values"]["final"]["loss"]
+            if run.levels["arm"] == arm:
+                losses[run.levels["start"], run.levels["rate"]] = math.inf if loss is None else loss
+    start, rate = min(losses, key=losses.__getitem__)
+    tried = sorted(float(other) for begun, other in losses if begun == start)
+    if float(rate) in (tried[0], tried[-1]):
+        raise ValueError(f"{arm}: the best rate, {rate} from the start {start}, is at the grid's edge; extend it")
+    (rates, starts) = (
+        {level: changes for name in sources for level, changes in known[name]["factors"][factor].items()}
+        for factor in ("rate", "start")
+    )
+    return Choice({"start": start, "rate": rate}, starts[start] | rates[rate])
 
 
 def block_losses(folder: Path, settings: RunSettings) -> dict[str, list[float]] | None:
@@ -154,7 +210,8 @@ def _trained(run: Run, settings: RunSettings) -> dict[str, Any]:
         "seed": run.seed,
         "values": {
             **{name: record.values[name] for name in ("parameters", "tokens", "seconds", "curve", "final", "lambdas")},
-            "block_losses": block_losses(folder / run.name, settings),
+            "diverged": record.values.get("diverged"),
+            "block_losses": None if record.values.get("diverged") else block_losses(folder / run.name, settings),
             "passes": run_of(record).first_passing(0.5),
             "spikes": gradient_spikes(norms),
             "largest_gradient_norm": max((norm for norm in norms if norm is not None), default=None),
@@ -180,6 +237,9 @@ def main() -> None:
         parser.error(f"--studies: unknown study {unknown[0]!r}; known: {', '.join(known)}")
     left = [run for name in names for run in runs_of(name, known[name]) if not run.record.is_file()]
     console.print(f"{len(left)} runs have no record yet")
+    for name in names:
+        if waits := missing(known[name].get("chosen_from", [])):
+            console.print(f"{name} waits for {waits} runs of {', '.join(known[name]['chosen_from'])}")
     started = time.monotonic()
     for place, run in enumerate(left, start=1):
         if time.monotonic() - started > 60 * given.minutes:

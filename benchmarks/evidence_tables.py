@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
-from evidence import runs_of as wanted_runs
-from evidence import studies
+from evidence import best_of, count, studies
 from evidence_effects import Effect, Results, described, log_rank, results, runs_of, survivals
 
 Rows = list[list[str]]
@@ -37,6 +37,81 @@ def losses(study: str) -> Rows:
     return rows
 
 
+def tuned(*names: str) -> Rows:
+    """Held-out loss of every arm and start by learning rate, with one seed; bold where it is the arm's lowest."""
+    runs = [run for name in names for run in runs_of(name)]
+    rates = sorted({run["levels"]["rate"] for run in runs}, key=float)
+    rows = [["arm, start", *(f"rate {rate}" for rate in rates), "gradient spikes"]]
+    losses = {
+        (run["levels"]["arm"], run["levels"]["start"], run["levels"]["rate"]): run["values"]["final"]["loss"]
+        for run in runs
+    }
+    for arm, start in dict.fromkeys(key[:2] for key in sorted(losses, key=_order(names))):
+        best = min(loss for key, loss in losses.items() if key[0] == arm and loss is not None)
+        cells = [_cell(losses.get((arm, start, rate), "–"), best) for rate in rates]
+        own = [run for run in runs if (run["levels"]["arm"], run["levels"]["start"]) == (arm, start)]
+        rows.append([f"{arm}, {described('start', start)}", *cells, str(sum(run["values"]["spikes"] for run in own))])
+    return rows
+
+
+def _order(names: Sequence[str]) -> Callable[[tuple[str, ...]], tuple[int, ...]]:
+    """Arms and starts in the order of the first study's levels."""
+    factors = studies()[names[0]]["factors"]
+    arms, starts = list(factors["arm"]), list(factors["start"])
+    return lambda key: (arms.index(key[0]), starts.index(key[1]))
+
+
+def _cell(loss: float | str | None, best: float) -> str:
+    if isinstance(loss, str):
+        return loss
+    if loss is None:
+        return "diverged"
+    return f"**{loss:.3f}**" if loss == best else f"{loss:.3f}"
+
+
+def arms(common: str, best: str) -> Rows:
+    """Held-out loss of every arm at the common setting and at its best: mean and seeds, and the setting."""
+    rows = [["arm", "common setting", "its best", "start and rate of its best"]]
+    sources = studies()[best]["chosen_from"]
+    for arm in studies()[common]["factors"]["arm"]:
+        cells = []
+        for study in (common, best):
+            values = found(study).losses[found(study).combinations.index((arm,))]
+            cells.append(f"{statistics.fmean(values):.3f} [{', '.join(f'{value:.3f}' for value in values)}]")
+        levels = best_of(sources, arm).levels
+        rows.append([arm, *cells, f"{described('start', levels['start'])}, {levels['rate']}"])
+    return rows
+
+
+def against(study: str, pairs: Mapping[str, str]) -> Rows:
+    """Effect of each arm against the one that it departs from."""
+    known = found(study)
+    return _effects(
+        [known.contrast(f"{arm} against {other}", {(arm,): 1.0, (other,): -1.0}) for arm, other in pairs.items()]
+    )
+
+
+def change_of_effect(study: str, factor: str, other: str) -> Rows:
+    """How much a factor's difference at each level of another exceeds that at its first level."""
+    known = found(study)
+    one, two = known.factors[factor]
+    first, *levels = known.factors[other]
+    place = list(known.factors).index(factor)
+
+    def key(level: str, at: str) -> tuple[str, ...]:
+        return (level, at) if place == 0 else (at, level)
+
+    return _effects(
+        [
+            known.contrast(
+                f"difference at {described(other, level)} against that at {described(other, first)}",
+                {key(two, level): 1.0, key(one, level): -1.0, key(two, first): -1.0, key(one, first): 1.0},
+            )
+            for level in levels
+        ]
+    )
+
+
 def main_effects(study: str) -> Rows:
     """Effects of every factor and of every pair of factors."""
     known = found(study)
@@ -52,8 +127,7 @@ def progress() -> Rows:
     """Number of runs with a record, by study."""
     rows = [["study", "question", "finished runs"]]
     for name, study in studies().items():
-        wanted = list(wanted_runs(name, study))
-        rows.append([name, study["question"].strip(), f"{len(runs_of(name))} of {len(wanted)}"])
+        rows.append([name, study["question"].strip(), f"{len(runs_of(name))} of {count(study)}"])
     return rows
 
 

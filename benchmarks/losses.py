@@ -47,7 +47,8 @@ def check(logits: Tensor, targets: Tensor) -> None:
             (t.double() - true).square().mean().sqrt() for t in (native, eager, true.to(eager.dtype))
         )
         if error > 2 * (allowed + rounding):
-            raise RuntimeError(f"{tuple(logits.shape)} in {logits.dtype}: an error of {error:.1e}, PyTorch's {allowed:.1e}")
+            shape = f"{tuple(logits.shape)} in {logits.dtype}"
+            raise RuntimeError(f"{shape}: the native error is {error:.1e}, PyTorch's {allowed:.1e}")
 
 
 def measured(tokens: int, vocabulary: int, dtype: torch.dtype, rounds: int) -> list[dict[str, Any]]:
@@ -94,9 +95,8 @@ def main() -> None:
             new = measured(tokens, vocabulary, dtype, given.rounds)
             rows += new
             for row in new:
-                console.print(
-                    f"{row['task']}, {tokens:,} × {vocabulary:,}, {row['dtype']}: {row['ratio']:.2f} of {row['baseline']}"
-                )
+                size = f"{tokens:,} × {vocabulary:,}, {row['dtype']}"
+                console.print(f"{row['task']}, {size}: {row['ratio']:.2f} of {row['baseline']}")
     Record(kind="benchmark-losses", values={"rows": rows}, config={"rounds": given.rounds}).save(given.output)
 
 

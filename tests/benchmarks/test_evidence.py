@@ -50,11 +50,12 @@ def made(truth, *, seeds=3, blocks=40, seed_noise=0.0, text_noise=0.0, generator
 def test_every_study_is_whole_and_its_runs_have_names_of_their_own():
     for name, study in evidence.studies().items():
         runs = list(evidence.runs_of(name, study))
-        assert len({run.record for run in runs}) == len(runs) > 0
+        waits = bool(evidence.missing(study.get("chosen_from", [])))
+        assert len({run.record for run in runs}) == len(runs) == (0 if waits else evidence.count(study))
+        assert set(study) <= {"question", "base", "settings", "seeds", "factors", "chosen_from"}
         for run in runs:
             settings = run.settings(["books"], ["held-out"])
             assert settings.training.seed == run.seed
-            assert set(study) <= {"question", "base", "settings", "seeds", "factors"}
 
 
 def test_runs_of_a_seed_come_before_those_of_the_next():
@@ -78,6 +79,55 @@ def test_a_run_with_the_settings_of_another_is_not_trained_again(tmp_path, monke
     record = json.loads(same.record.read_text())
     assert (record["study"], record["levels"], record["values"]) == ("two", {"arm": "x"}, kept["values"])
     assert evidence.reusable(other.settings([], [])) is None
+
+
+TUNED = {
+    "grid": {
+        "base": "demo", "seeds": [100],
+        "factors": {
+            "arm": {"a": {}, "b": {"model.head_norm": True}},
+            "start": {"old": {"model.initializer": "normal"}, "new": {"model.initializer": "fan_in"}},
+            "rate": {rate: {"training.learning_rate": float(rate)} for rate in ("1e-3", "2e-3", "4e-3")},
+        },
+    },
+    "best": {"base": "demo", "seeds": [0, 1], "chosen_from": ["grid"], "settings": {"training.steps": 9},
+             "factors": {"arm": {"a": {}, "b": {"model.head_norm": True}}}},
+}  # fmt: skip
+
+
+def test_each_arm_gets_the_start_and_rate_of_its_lowest_loss(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "RECORDS", tmp_path)
+    monkeypatch.setattr(evidence, "studies", lambda: TUNED)
+    grid = list(evidence.runs_of("grid", TUNED["grid"]))
+    losses = {("a", "new", "2e-3"): 1.0, ("b", "old", "2e-3"): 2.0, ("a", "old", "1e-3"): None}
+
+    def write(run, loss):
+        run.record.parent.mkdir(exist_ok=True)
+        run.record.write_text(json.dumps({"values": {"final": {"loss": loss}}}))
+
+    for run in grid[1:]:
+        write(run, losses.get(tuple(run.levels.values()), 3.0))
+    assert evidence.missing(["grid"]) == 1
+    assert list(evidence.runs_of("best", TUNED["best"])) == []
+    assert evidence.count(TUNED["best"]) == 4
+    write(grid[0], None)  # this one diverged
+    found = {(run.levels["arm"], run.seed): run.changes for run in evidence.runs_of("best", TUNED["best"])}
+    of_a = {"training.steps": 9, "model.initializer": "fan_in", "training.learning_rate": 2e-3}
+    of_b = {"training.steps": 9, "model.head_norm": True, "model.initializer": "normal", "training.learning_rate": 2e-3}
+    assert found == {("a", 0): of_a, ("a", 1): of_a, ("b", 0): of_b, ("b", 1): of_b}
+    write(next(run for run in grid if tuple(run.levels.values()) == ("b", "old", "4e-3")), 1.5)
+    with pytest.raises(ValueError, match=r"b: the best rate, 4e-3 from the start old, is at the grid's edge"):
+        list(evidence.runs_of("best", TUNED["best"]))
+
+
+def test_a_run_that_diverges_has_a_record_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "WORK", tmp_path)
+    small = {"training.steps": 40, "training.warmup_steps": 1, "training.evaluate_every": 20, "training.threads": 1}
+    wild = {**small, "training.learning_rate": 1e30, "training.clip": 1e30}
+    run = evidence.Run("study", {"rate": "1e30"}, wild, 0, "demo")
+    values = evidence._trained(run, run.settings([], []))["values"]
+    assert values["diverged"]["step"] < 40
+    assert values["final"]["loss"] is None
 
 
 def test_effects_without_noise_are_the_truth():
