@@ -24,6 +24,7 @@ def script(name):
 
 
 evidence, effects = script("evidence"), script("evidence_effects")
+tables = script("evidence_tables")
 FACTORS = {"attention": ["softmax", "V1"], "norm": ["with", "without"], "start": ["a", "b"]}
 
 
@@ -165,6 +166,58 @@ def test_a_seed_that_lacks_a_run_is_left_out():
     assert effects.results(runs, FACTORS).seeds == [0, 2]
     with pytest.raises(ValueError, match="at least two complete seeds, got 1"):
         effects.results([run for run in runs if run["seed"] != 2], FACTORS)
+
+
+def tables_of(monkeypatch, studies, runs):
+    """The tables read these studies and runs."""
+    monkeypatch.setattr(tables, "studies", lambda: studies)
+    monkeypatch.setattr(tables, "runs_of", lambda name: runs)
+    tables.found.cache_clear()
+
+
+def test_the_table_of_a_grid_marks_each_arms_lowest_loss(monkeypatch):
+    losses = {("a", "new", "2e-3"): 1.0, ("b", "old", "1e-3"): 2.0, ("a", "old", "1e-3"): None}
+    factors = TUNED["grid"]["factors"]
+    runs = [
+        {
+            "levels": {"arm": arm, "start": start, "rate": rate},
+            "values": {"final": {"loss": losses.get((arm, start, rate), 3.0)}, "spikes": int(rate == "4e-3")},
+        }
+        for arm, start, rate in itertools.product(*factors.values())
+        if (arm, start, rate) != ("b", "new", "2e-3")
+    ]
+    tables_of(monkeypatch, TUNED, runs)
+    assert tables.tuned("grid") == [
+        ["arm, start", "rate 1e-3", "rate 2e-3", "rate 4e-3", "gradient spikes"],
+        ["a, start old", "diverged", "3.000", "3.000", "1"],
+        ["a, start new", "3.000", "**1.000**", "3.000", "1"],
+        ["b, start old", "**2.000**", "3.000", "3.000", "1"],
+        ["b, start new", "3.000", "–", "3.000", "1"],
+    ]
+
+
+def test_effects_of_chosen_pairs_and_their_change(monkeypatch):
+    factors = {"attention": ["softmax", "V1"], "steps": ["600", "1,200", "2,400"]}
+    gap = {"600": -0.5, "1,200": -0.3, "2,400": 0.1}
+    runs = [
+        {
+            "levels": {"attention": attention, "steps": steps},
+            "seed": seed,
+            "values": {
+                "final": {"loss": (loss := 4 + (attention == "V1") * gap[steps])},
+                "block_losses": {"0": [loss] * 9},
+            },
+        }
+        for attention, steps, seed in itertools.product(*factors.values(), range(2))
+    ]
+    tables_of(monkeypatch, {"s": {"factors": factors}}, runs)
+    assert [row[:2] for row in tables.change_of_effect("s", "attention", "steps")[1:]] == [
+        ["difference at steps 1,200 against that at steps 600", "+0.200"],
+        ["difference at steps 2,400 against that at steps 600", "+0.600"],
+    ]
+    runs = [{**run, "levels": {"arm": "/".join(run["levels"].values())}} for run in runs]
+    tables_of(monkeypatch, {"s": {"factors": {"arm": list(dict.fromkeys(run["levels"]["arm"] for run in runs))}}}, runs)
+    assert tables.against("s", {"V1/600": "softmax/600"})[1][:2] == ["V1/600 against softmax/600", "-0.500"]
 
 
 def survival_runs(steps, arm):
