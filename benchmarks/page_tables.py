@@ -466,6 +466,11 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
         *evidence_tables.simple_effects("tied", "head")[1:],
         evidence_tables.main_effects("tied")[-1],  # the interaction
     ],
+    "precision": lambda: evidence_tables.losses("precision"),
+    "precision-effects": lambda: [
+        *evidence_tables.simple_effects("precision", "precision"),
+        *evidence_tables.simple_effects("precision", "attention")[1:],
+    ],
     "survival": lambda: evidence_tables.survival("survival", "attention"),
     "norm-weight": lambda: evidence_tables.main_effects("norm-weight"),
     "lambda": lambda: evidence_tables.main_effects("lambda"),
