@@ -36,6 +36,7 @@ from antiphase.layers.differential import DifferentialHeads
 from antiphase.layers.functions import join_halves, refuse_mixed_texts, refuse_unknown, split_halves, warn_of_weights
 from antiphase.layers.masks import visible_keys
 from antiphase.models.portable import refuse_portable
+from antiphase.models.registration import register_causal_name
 from antiphase.ops.api import differential_attention
 
 ATTENTION_CLASSES = frozenset(
@@ -196,7 +197,10 @@ def register_models(base: type[PreTrainedConfig], kind: type[PreTrainedConfig]) 
             model = mapping[base]
             # Set to the architecture's module, because transformers looks there for use of the attention interface.
             space = {"config_class": kind, "__module__": model.__module__}
-            auto.register(kind, type(f"Differential{model.__name__}", (WithDifferentialHeads, model), space))
+            differential = type(f"Differential{model.__name__}", (WithDifferentialHeads, model), space)
+            auto.register(kind, differential)
+            if auto is AutoModelForCausalLM:
+                register_causal_name(differential)
 
 
 AttentionInterface.register(INSIDE, attention_inside)

@@ -32,9 +32,8 @@ class VocabularyHead(PreTrainedModel):
 class CausalHead(VocabularyHead, GenerationMixin):
     """A decoder with such a layer, which predicts the next token."""
 
-    def __init__(self, config: PreTrainedConfig) -> None:
-        super().__init__(config)
-        self.loss_function = next_token_loss
+    # The default that ``PreTrainedModel.loss_function`` returns; an own one is set on the model or in a subclass.
+    _loss_function: ClassVar = staticmethod(next_token_loss)
 
     def init_continuous_batching(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers, for ``generate_batch``.

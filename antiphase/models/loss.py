@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from antiphase.ops.layer import IGNORED_TARGET, cross_entropies
+from antiphase.ops.layer import cross_entropies
+from antiphase.ops.shapes import IGNORED_TARGET
 
 
 def next_token_loss(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from antiphase.models.configuration import AntiphaseConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def register_configuration() -> None:
@@ -10,6 +15,16 @@ def register_configuration() -> None:
     from transformers.models.auto.configuration_auto import AutoConfig
 
     AutoConfig.register(AntiphaseConfig.model_type, AntiphaseConfig, exist_ok=True)
+
+
+def register_causal_name(model: type[PreTrainedModel]) -> None:
+    """Make transformers' ``Trainer`` shift the labels of this model when it smooths them.
+
+    It shifts them for causal models, which it knows by the names of their classes.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model.config_class.model_type] = model.__name__
 
 
 def register_models() -> None:
@@ -26,6 +41,7 @@ def register_models() -> None:
     register_configuration()
     AutoModel.register(AntiphaseConfig, transformer.AntiphaseModel, exist_ok=True)
     AutoModelForCausalLM.register(AntiphaseConfig, transformer.AntiphaseForCausalLM, exist_ok=True)
+    register_causal_name(transformer.AntiphaseForCausalLM)
     AutoModelForSequenceClassification.register(
         AntiphaseConfig, transformer.AntiphaseForSequenceClassification, exist_ok=True
     )

@@ -424,7 +424,7 @@ def _packed_attention(
         return _native_attention(
             query, key, value, lam, None, groups=value.shape[1],
             is_causal=is_causal, sliding_window=sliding_window, scale=scale,
-            edges=[torch.tensor(edges, dtype=torch.int32) for edges in (query_edges, key_edges)],  # owned by this call
+            edges=[torch.tensor(own, dtype=torch.int32, device="cpu") for own in (query_edges, key_edges)],
         )  # fmt: skip
     if impl == "triton":
         longest_query, longest_key = (

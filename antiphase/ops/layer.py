@@ -12,10 +12,8 @@ from torch.nn.functional import cross_entropy
 from antiphase.ops.decoding import is_few, within_window
 from antiphase.ops.native import layer, loss
 from antiphase.ops.native.library import DTYPES, why_not_built
+from antiphase.ops.native.operators import PLAIN
 from antiphase.ops.shapes import four_dimensions
-
-IGNORED_TARGET = -100
-"""Target of a position whose loss is 0, as in PyTorch."""
 
 
 def rms_norm(tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> Tensor:
@@ -121,7 +119,7 @@ def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         logits: (P, vocabulary), any floating dtype.
-        targets: (P,) int64; where it is -100, the loss is 0.
+        targets: (P,) int64; where it is ``IGNORED_TARGET``, -100, the loss is 0.
     """
     if _is_served(logits):
         losses: Tensor = loss.native_cross_entropies(logits, targets)[0]
@@ -136,13 +134,20 @@ def plain_cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
 
 def _is_served(*tensors: Tensor) -> bool:
     """Whether to use the small native operators for these tensors of one dtype. Not while a compiler can fuse PyTorch's
-    own operators or a tracer records them, nor in forward mode or under torch.func, which need other derivatives.
+    own operators or a tracer records them, nor in forward mode or under torch.func, which need other derivatives, nor
+    for subclasses of tensors, which have rules of their own for PyTorch's operators.
     """
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
     dtype = tensors[0].dtype
     for tensor in tensors:
-        if tensor.dtype != dtype or not tensor.is_cpu or tensor.is_neg() or tensor.numel() == 0:
+        if (
+            type(tensor) not in PLAIN
+            or tensor.dtype != dtype
+            or not tensor.is_cpu
+            or tensor.is_neg()
+            or tensor.numel() == 0
+        ):
             return False
     return (
         dtype in DTYPES

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+IGNORED_TARGET = -100
+"""Target of a position that has no loss, as in PyTorch."""
+
 
 @dataclass(frozen=True)
 class Shapes:

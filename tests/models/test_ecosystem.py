@@ -3,14 +3,60 @@
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, StaticCache, Trainer, TrainingArguments, pipeline
+from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache, Trainer, TrainingArguments, pipeline
 
+from antiphase import AntiphaseForCausalLM, differential_config
+from antiphase.baselines.models.configs import RecurrentConfig, VanillaConfig
+from antiphase.baselines.models.recurrent import RecurrentForCausalLM
+from antiphase.baselines.models.vanilla import VanillaForCausalLM
 from antiphase.data.prepare import symbol_tokenizer
 from antiphase.data.retrieval import SymbolLanguage
 from support.models import ids_of
 
 KINDS = ["softmax", "differential", "differential_v2"]
 every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def causal_models(tiny_model):
+    """One model of every class that predicts the next token, in fp64."""
+    llama = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4)
+    yield tiny_model("differential").double()
+    yield AutoModelForCausalLM.from_config(differential_config(llama)).double()
+    yield RecurrentForCausalLM(RecurrentConfig(vocab_size=64, embedding_size=16, hidden_size=16)).double()
+    yield VanillaForCausalLM(
+        VanillaConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, is_causal=True)
+    ).double()
+
+
+def test_the_trainer_shifts_labels_when_it_smooths_them(tiny_model, tmp_path):
+    ids = ids_of(2, 13)
+    for model in causal_models(tiny_model):
+        settings = TrainingArguments(output_dir=str(tmp_path), label_smoothing_factor=1e-12, report_to=[], use_cpu=True)
+        trainer = Trainer(model=model.eval(), args=settings)
+        found = trainer.compute_loss(model, {"input_ids": ids, "labels": ids})
+        torch.testing.assert_close(found.double(), model(ids, labels=ids).loss.double(), rtol=1e-6, atol=1e-6)
+
+
+def test_a_loss_of_ones_own_is_used(tiny_model):
+    """Set on the model, or in a subclass as a method or a property."""
+    config, ids = tiny_model("softmax").config, ids_of(1, 9)
+
+    class Method(AntiphaseForCausalLM):
+        def loss_function(self, logits, labels, vocab_size, **kwargs):
+            return logits.sum() * 0 + 7
+
+    class Property(AntiphaseForCausalLM):
+        @property
+        def loss_function(self):
+            return lambda logits, labels, vocab_size, **kwargs: logits.sum() * 0 + 7
+
+    assert Method(config)(ids, labels=ids).loss == Property(config)(ids, labels=ids).loss == 7
+    model = AntiphaseForCausalLM(config)
+    model.loss_function = lambda logits, labels, vocab_size, **kwargs: logits.sum() * 0 + 8
+    assert model(ids, labels=ids).loss == 8
+    assert AntiphaseForCausalLM(config)(ids, labels=ids).loss < 7
+
+
 GREEDY = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0}
 
 

@@ -75,9 +75,17 @@ def read_examples(
             found.append(Example(row.place, text, _label(row, label_column)))
     if empty:
         logger.warning("%s: the text is empty (%d such rows); it is kept", empty[0], len(empty))
-    if labels == "coarse" and all(example.label.partition(":")[1] for example in found):
-        return [Example(e.place, e.text, e.label.partition(":")[0]) for e in found]
-    return found
+    return coarse(found) if labels == "coarse" and all_divided(found) else found
+
+
+def all_divided(examples: Sequence[Example]) -> bool:
+    """Whether every label has a fine part, after a colon."""
+    return all(":" in example.label for example in examples)
+
+
+def coarse(examples: Sequence[Example]) -> list[Example]:
+    """The examples with what stands before the colon as label."""
+    return [Example(e.place, e.text, e.label.partition(":")[0]) for e in examples]
 
 
 def _part(given: str) -> tuple[str, str | None]:

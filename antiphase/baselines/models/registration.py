@@ -11,6 +11,7 @@ from antiphase.baselines.models.configs import (
     SequenceToSequenceConfig,
     VanillaConfig,
 )
+from antiphase.models.registration import register_causal_name
 
 
 def register_configurations() -> None:
@@ -58,3 +59,5 @@ def register_models() -> None:
     for kind, by_auto in models.items():
         for auto, model in by_auto.items():
             auto.register(kind, model, exist_ok=True)
+            if auto is AutoModelForCausalLM:
+                register_causal_name(model)

@@ -87,7 +87,7 @@ def exponential_lambda(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: 
     if isinstance(found, str):
         raise RuntimeError(found)
     pointers = (c_void_p * 4)(*(vector.data_ptr() for vector in vectors))
-    return torch.tensor(found.antiphase_lambda(pointers, q1.numel(), initial))
+    return q1.new_tensor(found.antiphase_lambda(pointers, q1.numel(), initial))
 
 
 native_lambda = operator("native_lambda", exponential_lambda)

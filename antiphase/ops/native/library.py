@@ -210,7 +210,7 @@ def _check_shapes(
         or (lam is not None and lam.numel() != 1 and not _fits(lam, (batch, heads, queries)))
         or (mask is not None and not (_fits(mask, (batch, heads, queries, keys)) and mask.shape[3] == keys))
         or (grad is not None and grad.shape != (batch, heads, queries, value_width))
-        or (statistics is not None and not _holds(statistics, (batch, maps_of_all, queries, 2), exact))
+        or (statistics is not None and not holds(statistics, (batch, maps_of_all, queries, 2), exact))
     ):
         given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask, "norm": norm,
                  "grad": grad, "statistics": statistics}  # fmt: skip
@@ -282,7 +282,8 @@ def _fits(tensor: Tensor, shape: tuple[int, ...]) -> bool:
     )
 
 
-def _holds(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+def holds(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Whether a tensor is contiguous and has this shape and dtype."""
     return tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous()
 
 

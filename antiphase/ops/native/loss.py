@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.ops.native.library import DTYPES, LOSS_PROBLEM, address, library, threads_of_torch
+from antiphase.ops.native.library import DTYPES, LOSS_PROBLEM, address, holds, library, threads_of_torch
 from antiphase.ops.native.operators import operator, rows
-from antiphase.ops.shapes import statistics_dtype
+from antiphase.ops.shapes import IGNORED_TARGET, statistics_dtype
 
 
 def cross_entropies(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,6 +81,8 @@ def _run(
     if logits.dim() != 2 or targets.shape != logits.shape[:1] or targets.dtype != torch.int64:
         shapes = f"logits {tuple(logits.shape)} and targets {tuple(targets.shape)} in {targets.dtype}"
         raise ValueError(f"{shapes} do not fit together: (P, vocabulary) and (P,) in int64 do")
+    if not holds(statistics, (len(targets), 2), statistics_dtype(logits.dtype)):
+        raise ValueError(f"statistics are ({len(targets)}, 2), contiguous, as forward gives them for {logits.dtype}")
     if grad is not None and (grad.shape != targets.shape or grad.dtype != statistics.dtype):
         raise ValueError(f"the gradient of {len(targets)} losses is {statistics.dtype}, not {grad.dtype}")
     parallel, _ = threads_of_torch()
@@ -104,9 +106,20 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
     return native_cross_entropies_backward(grad, *ctx.saved_tensors), None
 
 
-def _refuse_backward(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError("the native cross-entropy has no second derivatives; use torch.nn.functional.cross_entropy")
+def _setup_second(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+
+
+def _second(ctx: Any, vector: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    """Derivatives of v · g (p - one at the target), by PyTorch: those of g, and g p ∘ (v - p · v) of the logits."""
+    grad, logits, targets = ctx.saved_tensors
+    counts = targets != IGNORED_TARGET
+    chances, vector = logits.to(grad.dtype).softmax(1), vector.to(grad.dtype)
+    inner = (chances * vector).sum(1)
+    of_grad = inner - vector.gather(1, targets.clamp(min=0).unsqueeze(1)).squeeze(1)
+    of_logits = (grad * counts).unsqueeze(1) * chances * (vector - inner.unsqueeze(1))
+    return of_grad * counts, of_logits.to(logits.dtype), None, None
 
 
 torch.library.register_autograd("antiphase::native_cross_entropies", _backward, setup_context=_setup_context)
-torch.library.register_autograd("antiphase::native_cross_entropies_backward", _refuse_backward)
+torch.library.register_autograd("antiphase::native_cross_entropies_backward", _second, setup_context=_setup_second)

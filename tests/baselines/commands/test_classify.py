@@ -8,7 +8,9 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from antiphase.baselines.classifiers import CLASSIFIERS, chosen_classifiers
+from antiphase.baselines.commands.classify import ClassifySettings
 from antiphase.baselines.commands.classify import measure as study
+from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.html import write_report
 from support.models import save
@@ -37,6 +39,23 @@ def every_key(tree):
         yield from tree
     for item in tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else []:
         yield from every_key(item)
+
+
+def test_labels_of_both_files_are_cut_at_the_colon_or_none(tmp_path, monkeypatch):
+    """As all of ``--train`` have a fine part or not, whatever ``--test`` has."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "whole.txt").write_text("A:x a\nA b\nB c\n")
+    (tmp_path / "fine.txt").write_text("A:x d\nB:y e\n")
+
+    def labels(train, test):
+        parts = study._read(ClassifySettings(train=[train], test=[test]), say=lambda message: None)
+        return [[example.label for example in part] for part in parts[:2]]
+
+    assert labels("fine.txt", "fine.txt") == [["A", "B"], ["A", "B"]]
+    with pytest.raises(InputError, match="B:y"):
+        labels("whole.txt", "fine.txt")
+    (tmp_path / "fine.txt").write_text("A:x d\n")
+    assert labels("whole.txt", "fine.txt") == [["A:x", "A", "B"], ["A:x"]]
 
 
 def test_an_official_split_and_what_is_written(antiphase, tmp_path):

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache, StaticCache
 
-from antiphase import AntiphaseConfig, AntiphaseForCausalLM
+from antiphase import AntiphaseConfig, AntiphaseForCausalLM, differential_attention
 from antiphase.layers.functions import differential_output, softmax_attention
 from antiphase.layers.norm import RMSNorm
 from antiphase.ops.layer import exponential_lambda, rms_norm, v1_step
@@ -115,6 +115,32 @@ def test_nan_stays_nan():
     assert found[1].isnan().all()
     assert found[[0, 2]].isfinite().all()
     torch.testing.assert_close(rms_norm(torch.zeros(2, 5), torch.ones(5), EPS), torch.zeros(2, 5))
+
+
+@pytest.mark.usefixtures("built")
+def test_defaults_of_pytorch_change_neither_dtype_nor_device_of_lambda():
+    vectors = [torch.randn(8) for _ in range(4)]
+    expected = exponential_lambda(vectors, 0.4)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            found = exponential_lambda(vectors, 0.4)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (found.dtype, found.device.type) == (torch.float32, "cpu")
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.usefixtures("built")
+def test_packed_texts_under_another_default_device():
+    query, key, value = torch.randn(1, 4, 9, 8), torch.randn(1, 4, 9, 8), torch.randn(1, 2, 9, 16)
+    edges = torch.tensor([0, 4, 9], dtype=torch.int32)
+    packed = {"cu_seqlens_q": edges, "cu_seqlens_k": edges, "is_causal": True, "impl": "native"}
+    expected = differential_attention(query, key, value, 0.4, **packed)
+    with torch.device("meta"):
+        assert torch.equal(
+            differential_attention(query, key, value, torch.tensor(0.4, device="cpu"), **packed), expected
+        )
 
 
 @pytest.mark.usefixtures("built")

@@ -91,8 +91,19 @@ def test_logits_of_any_size_are_shifted_by_the_largest():
 def test_gradcheck():
     logits, targets = drawn(5, 7)
     assert torch.autograd.gradcheck(lambda x: cross_entropies(x, targets), (logits,))
-    with pytest.raises(RuntimeError, match="the native cross-entropy has no second derivatives"):
-        torch.autograd.gradgradcheck(lambda x: cross_entropies(x, targets), (logits,))
+    assert torch.autograd.gradgradcheck(lambda x: cross_entropies(x, targets), (logits,))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_columns_that_are_hidden_or_far_below_have_no_gradient(dtype):
+    logits, targets = drawn(7, 300, dtype)
+    with torch.no_grad():
+        logits[:, 5:200], logits[:, 200:], logits[:, 0] = -INF, -2000.0, 0.0
+    targets[1:] = 1
+    _, grad = with_gradients(cross_entropies, logits, targets)
+    assert (grad[:, 5:] == 0).all()
+    assert (grad[1:5, :5] != 0).any(1).all()
 
 
 @pytest.mark.usefixtures("built")
@@ -146,10 +157,13 @@ def test_what_does_not_fit_is_refused():
         loss.native_cross_entropies_backward(
             torch.ones(3, dtype=torch.float64), logits, torch.zeros(3, dtype=torch.long), torch.ones(3, 2)
         )
+    for wrong in (torch.ones(1, 2), torch.ones(3, 2, dtype=torch.float64), torch.ones(2, 3).T):
+        with pytest.raises(ValueError, match=r"statistics are \(3, 2\), contiguous"):
+            loss.native_cross_entropies_backward(torch.ones(3), logits, torch.zeros(3, dtype=torch.long), wrong)
 
 
 def test_what_the_kernels_do_not_serve_goes_to_pytorch():
-    """Half precision, second derivatives under ``torch.func``, and empty batches."""
+    """Half precision, derivatives under ``torch.func``, subclasses of tensors, and empty batches."""
     logits, targets = drawn(6, 9, torch.float16)
     torch.testing.assert_close(cross_entropies(logits, targets), plain_cross_entropies(logits, targets))
     assert cross_entropies(torch.randn(0, 9), torch.zeros(0, dtype=torch.long)).shape == (0,)
@@ -157,3 +171,9 @@ def test_what_the_kernels_do_not_serve_goes_to_pytorch():
     second = torch.func.hessian(lambda x: cross_entropies(x, targets).sum())(wide.detach())
     first = torch.func.hessian(lambda x: plain_cross_entropies(x, targets).sum())(wide.detach())
     torch.testing.assert_close(second, first)
+
+    class Named(torch.Tensor):
+        pass
+
+    named = wide.detach().as_subclass(Named)
+    assert type(cross_entropies(named, targets)) is Named

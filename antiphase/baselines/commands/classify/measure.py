@@ -26,7 +26,9 @@ from antiphase.baselines.commands.classify import (
 )
 from antiphase.baselines.data.labelled_texts import (
     Example,
+    all_divided,
     check_labels,
+    coarse,
     duplicates,
     held_out_tenth,
     normal_form,
@@ -114,14 +116,12 @@ def classify(
 
 def _read(request: ClassifySettings, say: Callable[[str], None]) -> tuple[list[Example], list[Example], list[str]]:
     """Rows of ``--train``, rows of ``--test``, and the labels."""
-    fields: dict[str, Any] = {
-        "labels": request.labels,
-        "text_field": request.text_field,
-        "label_field": request.label_field,
-    }
+    fields: dict[str, Any] = {"labels": "fine", "text_field": request.text_field, "label_field": request.label_field}
     with naming({"split": "--train or --test as FILE@PART"}):
         examples = read_examples(request.train, **fields)
         test = read_examples(request.test, flag="--test", **fields) if request.test else []
+    if request.labels == "coarse" and all_divided(examples):
+        examples, test = coarse(examples), coarse(test)
     labels = check_labels(examples, test)
     say(f"{len(examples):,} labelled texts, {len(labels)} labels" + (f", {len(test):,} to test" if test else ""))
     return examples, test, labels

@@ -11,6 +11,7 @@ template <typename In> class Loss {
   using T = typename Statistics<In>::type;
   static constexpr int64_t BLOCK = 32 * LANES<T>;  // columns of a partial sum: few numbers are added in low precision
   static constexpr int64_t IGNORED = -100;
+  static constexpr int64_t ROWS_OF_CHUNK = 8;
 
  public:
   explicit Loss(const antiphase_loss_problem &call) : call_(call) {}
@@ -18,7 +19,7 @@ template <typename In> class Loss {
   int run() {
     for (int64_t r = 0; r < call_.rows; ++r)
       if (const int64_t t = call_.targets[r]; (t < 0 || t >= call_.width) && t != IGNORED) return 3;
-    for_chunks(call_, [this](int64_t, int64_t first, int64_t end) {
+    for_chunks(call_, ROWS_OF_CHUNK, [this](int64_t, int64_t first, int64_t end) {
       for (int64_t r = first; r < end; ++r) call_.grad ? backward(r) : forward(r);
     });
     return 0;
@@ -30,6 +31,12 @@ template <typename In> class Loss {
 
   // log Σ exp(x) - x[target], with a running maximum so that each logit is read from memory once.
   void forward(int64_t r) {
+    T &loss = static_cast<T *>(call_.losses)[r];
+    const int64_t target = call_.targets[r];
+    if (target == IGNORED) {
+      loss = statistics(r)[0] = statistics(r)[1] = 0;
+      return;
+    }
     constexpr T LOWEST = -std::numeric_limits<T>::infinity();
     const In *from = row(r);
     T largest = LOWEST;
@@ -47,10 +54,8 @@ template <typename In> class Loss {
       });
       sum += sum_of<T>(sums);
     }
-    const int64_t target = call_.targets[r];
     const double log_sum = std::log(sum);
-    static_cast<T *>(call_.losses)[r] =
-        target == IGNORED ? T(0) : T(log_sum + (double(largest) - double(number(from[target]))));
+    loss = T(log_sum + (double(largest) - double(number(from[target]))));
     statistics(r)[0] = largest;
     statistics(r)[1] = T(log_sum);
   }

@@ -1,6 +1,6 @@
 // RMSNorm of every row, forward and backward. The head norm is this with a factor.
 //
-// The weight's gradient is summed by chunks of rows, so that its order does not depend on the number of threads.
+// The weight's gradient is summed by chunks of a fixed size, so that its order does not depend on the number of threads.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -12,6 +12,7 @@ namespace {
 template <typename In> class Norm {
   using T = typename Statistics<In>::type;
   static constexpr int L = LANES<T>;
+  static constexpr int64_t ROWS_OF_CHUNK = 128;
 
  public:
   explicit Norm(const antiphase_norm_problem &call)
@@ -23,7 +24,7 @@ template <typename In> class Norm {
       if (!weight_sums_) return 1;
       std::fill(weight_sums_, weight_sums_ + chunks_ * columns_, T(0));
     }
-    for_chunks(call_, [this](int64_t chunk, int64_t first, int64_t end) {
+    for_chunks(call_, ROWS_OF_CHUNK, [this](int64_t chunk, int64_t first, int64_t end) {
       for (int64_t r = first; r < end; ++r) call_.grad ? backward(r, weight_sums_ + chunk * columns_) : forward(r);
     });
     if (!call_.grad) return 0;

@@ -114,13 +114,19 @@ INLINE Vec<double> exp2_of(Vec<double> x) {
   return power(n, x - n);
 }
 
-// e^x for x ≤ 0, with the same ends. Its error does not grow with |x|: n · HIGH is exact.
+// e^x for x ≤ 0, with the same ends, and 0 below every number that the type holds. Its error does not grow with |x|:
+// n · HIGH is exact.
 template <typename T> INLINE Vec<T> exp_of(Vec<T> x) {
   constexpr bool SINGLE = std::is_same_v<T, float>;
   constexpr T LOG2_E = T(1.442695040888963407359924681);
   constexpr T HIGH = SINGLE ? T(0.693359375) : T(0.693147180369123816490);  // HIGH + LOW = log 2
   constexpr T LOW = SINGLE ? T(-2.12194440054690583e-4) : T(1.90821492927058781614e-10);
-  const Vec<T> low = splat(LOWEST_POWER<T> / LOG2_E);
+#if defined(__AVX512DQ__)
+  constexpr T LOWEST = SINGLE ? T(-151) : LOWEST_POWER<T>;  // `power` gives denormal numbers, and 2^-151 is below them
+#else
+  constexpr T LOWEST = LOWEST_POWER<T>;
+#endif
+  const Vec<T> low = splat(LOWEST / LOG2_E);
   x = x < low ? low : x;
   const Vec<T> n = rounded(x * LOG2_E);
   return power(n, ((x - n * HIGH) - n * LOW) * LOG2_E);

@@ -54,25 +54,23 @@ class Cutter {
   size_t used_ = 0;
 };
 
-constexpr int64_t ROWS_OF_CHUNK = 128;
 constexpr int64_t NUMBERS_OF_THREAD = 32768;  // with fewer, another thread costs more than it saves
 
-// Calls work(chunk, first row, last row + 1) for chunks of a fixed size, independent of the number of threads, on the
-// threads of the call.
-template <typename Call, typename Work> void for_chunks(const Call &call, Work work) {
+// Calls work(chunk, first row, last row + 1) for chunks of `size` rows on the threads of the call.
+template <typename Call, typename Work> void for_chunks(const Call &call, int64_t size, Work work) {
+  const int64_t chunks = (call.rows + size - 1) / size;
   struct Shared {
     const Call &call;
+    const int64_t size, chunks;
     Work &work;
     std::atomic<int64_t> next{0};
     void run() {
-      const int64_t chunks = (call.rows + ROWS_OF_CHUNK - 1) / ROWS_OF_CHUNK;
       for (int64_t chunk; (chunk = next.fetch_add(1)) < chunks;) {
-        const int64_t first = chunk * ROWS_OF_CHUNK, end = first + ROWS_OF_CHUNK;
+        const int64_t first = chunk * size, end = first + size;
         work(chunk, first, end < call.rows ? end : call.rows);
       }
     }
-  } shared{call, work};
-  const int64_t chunks = (call.rows + ROWS_OF_CHUNK - 1) / ROWS_OF_CHUNK;
+  } shared{call, size, chunks, work};
   int64_t threads = call.rows * call.width / NUMBERS_OF_THREAD;
   if (threads > chunks) threads = chunks;
   if (threads > call.threads) threads = call.threads;
