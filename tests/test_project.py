@@ -179,7 +179,7 @@ def test_every_time_ratio_on_a_page_stands_in_a_record(page):
     from antiphase.records import Record
     from antiphase.report.benchmarks import ratio_text
 
-    records = [Record.load(ROOT / f"docs/records/benchmark-{name}.json") for name in ("attention", "model")]
+    records = [Record.load(ROOT / f"docs/records/benchmark-{name}.json") for name in ("attention", "model", "losses")]
     rows = [row for record in records for row in (*record.values["rows"], *record.values.get("conditions", []))]
     known = {ratio_text(row) for row in rows}
     found = RATIO.findall((ROOT / page).read_text(encoding="utf-8"))
