@@ -329,8 +329,11 @@ class LabelledTask:
         return prompt, prompt[:start]
 
     def _tokens(self, beginning: str) -> list[int]:
-        """Token ids of the beginning of a prompt; a chat template brings its special tokens along."""
-        return list(self.tokenizer(beginning, add_special_tokens=not self.chat)["input_ids"]) if beginning else []
+        """Token ids of the beginning of a prompt, after the tokenizer's first special tokens.
+
+        A chat template brings its special tokens along.
+        """
+        return list(self.tokenizer(beginning, add_special_tokens=not self.chat)["input_ids"])
 
     def _option_tokens(self, prompt: str, text: str) -> tuple[int, ...]:
         """The tokens of a text after a prompt; those of labels, which return with every row, are formed once."""
