@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.calibration.apply import CalibrationRule, CalibrationState
+from antiphase.calibration.apply import CalibrationRule, CalibrationState, in_cache
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.reference import redistribute
 from antiphase.errors import InputError
@@ -114,8 +114,7 @@ class _Varied:
         assert call.forward is not None
         kept = call.forward.state.kept
         if call.forward.past and ("drawn", call.layer) in kept:
-            known = kept["drawn", call.layer]
-            return torch.nn.functional.pad(known, (0, found.shape[-1] - known.shape[-1])) & maps.chosen
+            return in_cache(kept["drawn", call.layer], call.forward, maps) & maps.chosen
         order = torch.full(found.shape, 2.0)
         for row, prompt, real in self._prompts(call, maps):
             generator = keyed_generator(self.seed, "random tokens", call.layer, *prompt)
@@ -152,5 +151,4 @@ class _Varied:
                 start, stop = self.spans[prompt].get(self.rule, (0, 0))
                 part[row, real.nonzero()[start:stop, 0]] = True
             kept["part", call.layer] = part.to(maps.real.device)
-        known = kept["part", call.layer]
-        return torch.nn.functional.pad(known, (0, maps.real.shape[1] - known.shape[1]))
+        return in_cache(kept["part", call.layer], call.forward, maps)

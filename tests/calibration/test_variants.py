@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MistralConfig
 
 from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.calibration.variants import varied
 from antiphase.errors import InputError
+from antiphase.instrumentation.forward_pass import STATES
 from antiphase.instrumentation.hooks import wrapped_attention
 
 N, ALPHA, BETA, HEADS = 24, 1.6, 0.3, (0, 2)
@@ -124,6 +125,61 @@ def test_random_tokens_are_as_many_and_kept(monkeypatch):
     assert torch.equal(drawn[1][:, :N], drawn[0])  # a step keeps the prompt's draw
     assert not drawn[1][:, N].any()
     assert not torch.equal(drawn[0], other[0])
+
+
+def build_window():
+    torch.manual_seed(3)
+    config = MistralConfig(vocab_size=61, hidden_size=32, num_hidden_layers=1, num_attention_heads=4,
+                           num_key_value_heads=2, intermediate_size=48, sliding_window=8)  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 6 if weight.dim() > 1 else 1
+    return model
+
+
+@pytest.mark.parametrize("rule", ["question", "random-tokens", "proportional"])
+@torch.no_grad()
+def test_steps_know_which_keys_a_window_dropped(rule):
+    """A cache that drops keys outside of the window gives what one that keeps them gives."""
+    model = build_window()
+    ids = torch.randint(1, 61, (1, 24))
+    spans = {tuple(ids[0, :20].tolist()): {"question": (14, 20)}}
+    found = {}
+    with varied(model, CalibrationPlan({0: HEADS}, alpha=1.1, beta=BETA), rule, spans=spans):
+        for cache in (DynamicCache(), DynamicCache(config=model.config)):
+            found[cache] = torch.cat(
+                [model.model(input_ids=part, past_key_values=cache, use_cache=True).last_hidden_state
+                 for part in ids.split([20, 1, 1, 1, 1], dim=1)], dim=1,
+            )  # fmt: skip
+            held = cache.layers[0].keys.shape[2]
+            assert held == (24 if len(found) == 1 else 7)
+    torch.testing.assert_close(*found.values(), rtol=1e-9, atol=1e-9)
+    plain = model.model(input_ids=ids).last_hidden_state
+    assert not torch.allclose(plain[:, 20:], found[cache][:, 20:], atol=1e-4)
+
+
+@pytest.mark.parametrize("rule", ["question", "random-tokens"])
+@torch.no_grad()
+def test_tokens_in_the_place_of_cropped_ones_are_not_marked(rule):
+    """They get what they get after the shorter prompt with its own marks."""
+    model, ids, more = build(), torch.randint(1, 61, (1, N)), torch.randint(1, 61, (1, 9))
+    spans = {tuple(ids[0].tolist()): {"question": QUESTION}}
+    with varied(model, CalibrationPlan({0: HEADS}, alpha=ALPHA, beta=BETA), rule, spans=spans):
+        cropped, whole = DynamicCache(), DynamicCache()
+        for cache in (cropped, whole):
+            model.model(input_ids=ids, past_key_values=cache, use_cache=True)
+        cropped.crop(-7)
+        (state,) = getattr(whole, STATES).values()
+        for name, marks in list(state.kept.items()):
+            state.kept[name] = marks[..., : N - 7]
+        for layer in whole.layers:
+            layer.keys, layer.values = layer.keys[:, :, : N - 7], layer.values[:, :, : N - 7]
+        found, expected = (
+            model.model(input_ids=more, past_key_values=cache, use_cache=True).last_hidden_state
+            for cache in (cropped, whole)
+        )
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()
