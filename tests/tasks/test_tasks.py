@@ -348,6 +348,32 @@ def test_parts_of_a_prompt_begin_after_its_first_special_token(tmp_path, tokeniz
         assert hash_of_sample(before) == hash_of_sample(after)
 
 
+LIST = "{{ q }}\n{% for choice in choices %}{{ loop.index }}. {{ choice }}\n{% endfor %}Answer:"
+
+
+@pytest.mark.parametrize(
+    ("question", "choices", "prompt", "listed"),
+    [
+        ("Which is heavier, gold or iron?", ["iron", "gold"], LIST, "iron\n2. gold"),
+        ("Which is heavier, iron or gold?", ["iron", "gold"], LIST, "iron\n2. gold"),
+        ("Which is heavier, iron or gold?", ["iron", "gold"], "{{ q }}:", None),
+        ("Which is heavier, iron or gold?", ["iron", "gold"], "{{ choices | reverse | join(', ') }}: {{ q }}", None),
+        ("Which is heavier?", ["iron", "gold"], "{{ choices | reverse | join(', ') }}: {{ q }}", None),
+        ("Which is heavier, gold?", ["gold", "iron"], "{{ choices | reverse | join(', ') }}: {{ q }}", None),
+        ("Which one?", ["a", "cat"], "{{ q }} {{ choices | join(' and ') }}:", "a and cat"),
+        ("What is 3 + 10?", ["3", "13"], "{{ q }} {{ choices | join(' or ') }}?", "3 or 13"),
+        ("What is 3 + 10?", [3, 13], "{{ q }} {{ choices | join(' or ') }}?", "3 or 13"),
+        ("The first?", ["dog", "dog 1"], "{{ q }} {{ choices | join(' or ') }}?", "dog or dog 1"),
+    ],
+)
+def test_choices_that_a_question_names_are_no_list(question, choices, prompt, listed, tmp_path, tokenizer):
+    path = data(tmp_path, "q.jsonl", [{"q": question, "choices": choices, "label": i} for i in (0, 1)])
+    base = {"kind": "choice", "data": path, "shots": 1, "demonstrations": path, "prompt": prompt}
+    for sample in load_task(written(tmp_path, base), tokenizer).samples:
+        parts = {name: tokenizer.decode(sample.prompt[start:stop]).strip() for name, start, stop in sample.spans}
+        assert parts.get("choices") == listed
+
+
 def test_words_are_compared_as_in_squad():
     assert exact_match("The  Cat!", ["a cat"]) == 1.0
     assert exact_match("The cat sat", ["cat", "cat sat"]) == 1.0
