@@ -30,7 +30,7 @@ class CalibrationState(SequenceState):
     Tensors by name and layer, where M counts from the cache's first key, including dropped ones: ``sinks`` (B, G, R, M)
     bool, sinks of the prompt; ``others`` (B, G, R, ≥ M), 0 at sinks of calibrated maps and 1 elsewhere, for decoding
     steps; ``mass`` (B, G, R, M), weight received so far. Other rules (``variants``) also keep ``drawn`` (B, G, R, M)
-    bool, keys in the place of sinks, and ``part`` (B, M) bool, a part of the prompt.
+    bool, keys in the place of sinks, ``part`` (B, M) bool, a part of the prompt, and ``tokens`` (B, M) int64.
     """
 
     def check_crop(self) -> None:

@@ -9,6 +9,7 @@ from antiphase.calibration.variants import varied
 from antiphase.errors import InputError
 from antiphase.instrumentation.forward_pass import STATES
 from antiphase.instrumentation.hooks import wrapped_attention
+from antiphase.scoring.likelihood import score_options
 
 N, ALPHA, BETA, HEADS = 24, 1.6, 0.3, (0, 2)
 QUESTION = (15, 24)
@@ -183,12 +184,58 @@ def test_tokens_in_the_place_of_cropped_ones_are_not_marked(rule):
 
 
 @torch.no_grad()
-def test_each_prompt_has_its_own_random_tokens(monkeypatch):
-    """What else is in the batch, and padding, change nothing."""
+def test_in_mode_paper_every_call_draws_as_many_random_tokens_as_it_has_sinks(monkeypatch):
+    from antiphase.calibration import variants
+
+    seen = []
+    drawn = variants._Varied._drawn
+
+    def watched(self, call, maps, found):
+        seen.append((found, drawn(self, call, maps, found), maps))
+        return seen[-1][1]
+
+    monkeypatch.setattr(variants._Varied, "_drawn", watched)
+    model, cache = build(), DynamicCache()
+    ids = torch.randint(1, 61, (2, N + 6))
+    with varied(model, CalibrationPlan({0: HEADS}, alpha=ALPHA, beta=BETA, mode="paper"), "random-tokens"):
+        for part in ids.split([N, 1, 1, 1, 1, 1, 1], dim=1):
+            model.model(input_ids=part, past_key_values=cache, use_cache=True)
+    assert len(seen) == 7
+    assert len({tuple(sinks.sum(-1).flatten().tolist()) for sinks, _, _ in seen}) > 1
+    for sinks, others, maps in seen:
+        assert torch.equal(others.sum(-1), sinks.sum(-1))
+        assert not (others & (sinks | ~maps.chosen)).any()
+        assert not others[..., 0].any()
+    assert any(others[..., N:].any() for _, others, _ in seen)
+
+
+@pytest.mark.parametrize("rule", ["question", "random-tokens"])
+@torch.no_grad()
+def test_a_cache_of_unknown_tokens_is_refused(rule):
+    model, cache = build(), DynamicCache()
+    ids = torch.randint(1, 61, (1, N))
+    model.model(input_ids=ids, past_key_values=cache, use_cache=True)
+    with (
+        varied(model, CalibrationPlan({0: HEADS}, mode="paper"), rule),
+        pytest.raises(ValueError, match=f"the rule {rule} must see the complete sequence"),
+    ):
+        model.model(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.parametrize("mode", ["prompt", "paper"])
+@torch.no_grad()
+def test_each_prompt_has_its_own_random_tokens(mode):
+    """What else is in the batch, and padding, change nothing, neither for the prompt nor for steps."""
     model = build()
-    plan = CalibrationPlan({0: HEADS}, alpha=ALPHA, beta=BETA)
+    plan = CalibrationPlan({0: HEADS}, alpha=ALPHA, beta=BETA, mode=mode)
     ids = torch.randint(1, 61, (2, N), generator=torch.Generator().manual_seed(3))
+    options = [[[7], [8, 9, 10, 11]], [[12, 13, 14]]]
+    prompts = [ids[0].tolist(), torch.randint(1, 61, (N + 5,)).tolist()]
     with varied(model, plan, "random-tokens"):
+        together = score_options(model, prompts, options, stepwise=mode == "paper")
+        for prompt, listed, scores in zip(prompts, options, together, strict=True):
+            (alone,) = score_options(model, [prompt], [listed], stepwise=mode == "paper")
+            torch.testing.assert_close(scores.log_likelihood, alone.log_likelihood, rtol=1e-5, atol=1e-5)
         alone = model.model(input_ids=ids[:1]).last_hidden_state
         padded = torch.cat([torch.zeros(2, 5, dtype=torch.int64), ids], dim=1)
         mask = torch.ones(2, N + 5, dtype=torch.int64)
