@@ -29,7 +29,8 @@ class CalibrationState(SequenceState):
 
     Tensors by name and layer, where M counts from the cache's first key, including dropped ones: ``sinks`` (B, G, R, M)
     bool, sinks of the prompt; ``others`` (B, G, R, ≥ M), 0 at sinks of calibrated maps and 1 elsewhere, for decoding
-    steps; ``mass`` (B, G, R, M), weight received so far.
+    steps; ``mass`` (B, G, R, M), weight received so far. Other rules (``variants``) also keep ``drawn`` (B, G, R, M)
+    bool, keys in the place of sinks, ``part`` (B, M) bool, a part of the prompt, and ``tokens`` (B, M) int64.
     """
 
     def check_crop(self) -> None:
@@ -43,7 +44,7 @@ class CalibrationState(SequenceState):
         for name, layer in list(self.kept):
             if name == "others":
                 del self.kept[name, layer]
-            elif name == "sinks":  # tokens that replace cropped ones are not sinks
+            else:  # tokens that replace cropped ones are not sinks
                 self.kept[name, layer] = self.kept[name, layer][..., :length]
 
 
@@ -171,7 +172,7 @@ class CalibrationRule:
             found = kept["sinks", call.layer] = _sinks(maps, mass, plan.alpha)
             self.found_sinks = self.found_sinks or bool((found & maps.chosen).any())
         else:
-            found = _fit(known, maps.key.shape[2], _dropped(forward, maps))
+            found = in_cache(known, forward, maps)
         return found & maps.chosen
 
     def _running(self, call: AttentionCall, maps: ChosenMaps) -> Tensor:
@@ -221,7 +222,8 @@ def _sinks(maps: ChosenMaps, mass: Tensor, alpha: float) -> Tensor:
     return sinks(received, maps.first, visible, alpha=alpha)
 
 
-def _fit(known: Tensor, keys: int, dropped: int) -> Tensor:
-    """Sinks (B, G, R, ≤ all keys) for the keys still in the cache; later keys are not sinks."""
+def in_cache(known: Tensor, forward: ForwardPass, maps: ChosenMaps) -> Tensor:
+    """What is known of keys (..., ≤ all keys) for those still in the cache, (..., M); 0 or False for later keys."""
+    keys, dropped = maps.key.shape[2], _dropped(forward, maps)
     kept = known[..., dropped : dropped + keys]
     return torch.nn.functional.pad(kept, (0, keys - kept.shape[-1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,15 +45,28 @@ class Split:
     search_numbers: dict[str, list[int]]
     """0-based index of each sample in its data set."""
     held_out_numbers: dict[str, list[int]]
+    left_out: dict[str, int]
+    """Number of samples for neither, because they are copies of samples for the search."""
 
 
-def split_samples(samples: Mapping[str, Sequence[Any]], *, held_out: float, seed: int) -> Split:
+def split_samples(
+    samples: Mapping[str, Sequence[Any]],
+    *,
+    held_out: float,
+    seed: int,
+    key: Callable[[Any], Hashable] | None = None,
+) -> Split:
     """Split each data set at random; equal seeds give equal splits.
 
+    Args:
+        held_out: share of each data set for the evaluation.
+        key: what identifies a sample. Samples for the evaluation that have the key of one for the search, in any data
+            set, are left out.
+
     Raises:
-        InputError: a data set has fewer than two samples.
+        InputError: a data set has fewer than two samples, or only copies would be left for its evaluation.
     """
-    found = Split({}, {}, {}, {})
+    found = Split({}, {}, {}, {}, {})
     for index, (name, given) in enumerate(samples.items()):
         if len(given) < 2:
             raise InputError(f"data set {name} has {len(given)} samples; a search needs at least two")
@@ -61,8 +74,15 @@ def split_samples(samples: Mapping[str, Sequence[Any]], *, held_out: float, seed
         order = torch.randperm(len(given), generator=generator).tolist()
         count = min(len(given) - 1, max(1, round(held_out * len(given))))
         found.held_out_numbers[name], found.search_numbers[name] = order[:count], order[count:]
-        found.held_out[name] = [given[i] for i in order[:count]]
         found.search[name] = [given[i] for i in order[count:]]
+    known = set() if key is None else {key(sample) for some in found.search.values() for sample in some}
+    for name, given in samples.items():
+        numbers = found.held_out_numbers[name]
+        kept = numbers if key is None else [number for number in numbers if key(given[number]) not in known]
+        if not kept:
+            raise InputError(f"data set {name} has no sample to evaluate by that is no copy of one that chooses heads")
+        found.held_out_numbers[name], found.left_out[name] = kept, len(numbers) - len(kept)
+        found.held_out[name] = [given[number] for number in kept]
     return found
 
 
@@ -148,6 +168,7 @@ def search_calibration(
     surrogate: Score | None = None,
     held_out: float = 0.5,
     seed: int = 0,
+    key: Callable[[Any], Hashable] | None = None,
     known: Sequence[HeadResult] = (),
     report: Callable[[HeadResult, int], None] = lambda result, count: None,
 ) -> CalibrationPlan:
@@ -167,13 +188,15 @@ def search_calibration(
         layers: 0-based layers to search; None means all (2406.15765 uses 2 to L - 2).
         surrogate: a differentiable score for the screen; None means ``score`` itself.
         held_out: share of each data set on which the choice is evaluated.
+        key: what identifies a sample; the choice is not evaluated on copies of samples that made it. None: there are no
+            copies.
         known: results of an earlier, interrupted search with the same arguments, which are not measured again.
         report: called with each new result and the total number of results.
 
     Returns:
         A plan with the kept heads. Its ``scores`` hold the results by head, the held-out score before and after, the
-        interval of the gain, the indices of the search samples (``search_samples``), and ``rounding``: smaller changes
-        of a sample's score count as none.
+        interval of the gain, the indices of the search samples (``search_samples``), the number of copies left out
+        (``left_out``), and ``rounding``: smaller changes of a sample's score count as none.
 
     Raises:
         InputError: the method or a layer is unknown, or there are too few samples.
@@ -187,7 +210,7 @@ def search_calibration(
     every = CalibrationPlan({layer: range(text.num_attention_heads) for layer in searched}, **rule)
     every.check(model)
     named = dict(samples) if isinstance(samples, Mapping) else {"samples": samples}
-    split = split_samples(named, held_out=held_out, seed=seed)
+    split = split_samples(named, held_out=held_out, seed=seed, key=key)
 
     heads = [(layer, head) for layer, maps in every.heads.items() for head in maps]
     slopes: dict[Head, float] = {}
@@ -211,7 +234,7 @@ def search_calibration(
             "evaluations": len(heads) + (SLOPE_COST if slopes else 0),
             "exhaustive_evaluations": len(searched) * text.num_attention_heads,
             "samples": {name: len(given) for name, given in named.items()},
-            "search_samples": split.search_numbers, "rounding": rounding,
+            "search_samples": split.search_numbers, "left_out": split.left_out, "rounding": rounding,
             "search_before": mean_of(base),
             **_judged(model, plan, score, split, rounding=rounding, seed=seed),
             "heads": {

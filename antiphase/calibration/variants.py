@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.calibration.apply import CalibrationRule, CalibrationState
+from antiphase.calibration.apply import CalibrationRule, CalibrationState, in_cache
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.reference import redistribute
 from antiphase.errors import InputError
 from antiphase.instrumentation.calls import AttentionCall
+from antiphase.instrumentation.forward_pass import ForwardPass
 from antiphase.instrumentation.hooks import transformed
 from antiphase.instrumentation.selected_maps import ChosenMaps, MapChoice
 from antiphase.randomness import keyed_generator
@@ -25,6 +26,8 @@ from antiphase.randomness import keyed_generator
 Rule = Literal["proportional", "uniform", "question", "demonstrations", "choices", "inverse", "temperature",
                "random-tokens", "first-token"]  # fmt: skip
 RULES = get_args(Rule)
+READING: tuple[Rule, ...] = ("question", "demonstrations", "choices", "random-tokens")
+"""Rules that depend on tokens."""
 Spans = Mapping[tuple[int, ...], Mapping[str, tuple[int, int]]]
 """Named parts of a prompt, by its token ids: first position, and position after the last."""
 
@@ -60,8 +63,7 @@ def varied(
         raise InputError('other rules need the mode "paper" or "prompt"')
     plan.check(model)
     varied_maps = _Varied(plan, rule, temperature, spans or {}, seed)
-    check = varied_maps.calibration.check
-    with transformed(model, varied_maps, layers=plan.heads, state=CalibrationState, check=check):
+    with transformed(model, varied_maps, layers=plan.heads, state=CalibrationState, check=varied_maps.check):
         yield
 
 
@@ -69,6 +71,18 @@ class _Varied:
     def __init__(self, plan: CalibrationPlan, rule: Rule, temperature: float, spans: Spans, seed: int) -> None:
         self.calibration, self.choice = CalibrationRule(plan), MapChoice(plan.heads)
         self.rule, self.temperature, self.spans, self.seed = rule, temperature, spans, seed
+
+    def check(self, forward: ForwardPass) -> None:
+        """Check a forward pass before it starts.
+
+        Raises:
+            ValueError: mode or rule needs information that is missing for its sequences.
+        """
+        self.calibration.check(forward)
+        if self.rule in READING and not forward.state.is_whole:
+            raise ValueError(
+                f"the rule {self.rule} must see the complete sequence, but this cache was filled outside of the block"
+            )
 
     def __call__(self, call: AttentionCall) -> Tensor:
         return self.choice.changed(call, lambda maps: self._outputs(call, maps))
@@ -109,17 +123,17 @@ class _Varied:
     def _drawn(self, call: AttentionCall, maps: ChosenMaps, found: Tensor) -> Tensor:
         """As many random keys (B, G, R, M) as there are sinks, drawn from real keys that are not sinks.
 
-        They depend on prompt and layer, but not on the rest of the batch.
+        They depend on the sequence and the layer, but not on the rest of the batch. Like sinks, they are those of the
+        prompt or, in mode "paper", of each call.
         """
         assert call.forward is not None
         kept = call.forward.state.kept
-        if call.forward.past and ("drawn", call.layer) in kept:
-            known = kept["drawn", call.layer]
-            return torch.nn.functional.pad(known, (0, found.shape[-1] - known.shape[-1])) & maps.chosen
+        if self.calibration.plan.mode == "prompt" and call.forward.past:
+            return in_cache(kept["drawn", call.layer], call.forward, maps) & maps.chosen
         order = torch.full(found.shape, 2.0)
-        for row, prompt, real in self._prompts(call, maps):
-            generator = keyed_generator(self.seed, "random tokens", call.layer, *prompt)
-            order[row, ..., real] = torch.rand(*found.shape[1:3], len(prompt), generator=generator)
+        for row, tokens, real in self._sequences(call, maps):
+            generator = keyed_generator(self.seed, "random tokens", call.layer, *tokens)
+            order[row, ..., real] = torch.rand(*found.shape[1:3], len(tokens), generator=generator)
         order = order.to(found.device)
         position = torch.arange(found.shape[-1], device=found.device)
         allowed = maps.real & (position != maps.first[:, None])  # (B, M)
@@ -129,14 +143,18 @@ class _Varied:
         kept["drawn", call.layer] = drawn
         return drawn
 
-    def _prompts(self, call: AttentionCall, maps: ChosenMaps) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
-        """For each sequence of a prefill: its index, its tokens and their positions (M,)."""
+    def _sequences(self, call: AttentionCall, maps: ChosenMaps) -> Iterator[tuple[int, tuple[int, ...], Tensor]]:
+        """For each sequence: its index, the tokens in the cache that are not padding, and their positions (M,)."""
         assert call.forward is not None
-        prompts = call.forward.input_ids
-        if prompts is None:
+        forward, kept = call.forward, call.forward.state.kept
+        ids = forward.input_ids
+        if ids is None:
             raise InputError(f"the rule {self.rule} needs prompts as token ids")
-        for row, (ids, real) in enumerate(zip(prompts.cpu(), maps.real.cpu(), strict=True)):
-            yield row, tuple(ids[real].tolist()), real
+        if forward.past:
+            ids = torch.cat([kept["tokens", call.layer][:, : forward.past], ids], dim=1)
+        kept["tokens", call.layer] = ids
+        for row, (own, real) in enumerate(zip(in_cache(ids, forward, maps).cpu(), maps.real.cpu(), strict=True)):
+            yield row, tuple(own[real].tolist()), real
 
     def _part(self, call: AttentionCall, maps: ChosenMaps) -> Tensor:
         """Keys (B, M) of the part of the prompt that receives the freed weight."""
@@ -144,7 +162,7 @@ class _Varied:
         kept = call.forward.state.kept
         if not call.forward.past:
             part = torch.zeros(maps.real.shape, dtype=torch.bool)
-            for row, prompt, real in self._prompts(call, maps):
+            for row, prompt, real in self._sequences(call, maps):
                 if prompt not in self.spans:
                     raise InputError(
                         f"the rule {self.rule} does not know the parts of this prompt of {len(prompt)} tokens"
@@ -152,5 +170,4 @@ class _Varied:
                 start, stop = self.spans[prompt].get(self.rule, (0, 0))
                 part[row, real.nonzero()[start:stop, 0]] = True
             kept["part", call.layer] = part.to(maps.real.device)
-        known = kept["part", call.layer]
-        return torch.nn.functional.pad(known, (0, maps.real.shape[1] - known.shape[1]))
+        return in_cache(kept["part", call.layer], call.forward, maps)

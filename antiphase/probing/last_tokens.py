@@ -208,7 +208,10 @@ class _Split(_Replay):
         if self._given is not None:
             return next(self._given)
         whole, rows = self._whole_text(call)
-        first = replace(rows, maps=rows.maps[:, :, :, :1], lam=None if rows.lam is None else rows.lam[..., :1])
+        first = replace(
+            rows, maps=rows.maps[:, :, :, :1], lam=None if rows.lam is None else rows.lam[..., :1],
+            visible=None if rows.visible is None else rows.visible[:, :, :1],
+        )  # fmt: skip
         parts = torch.stack([_output(first, whole.values, only=span) for span in self.spans.unbind(1)])
         self._whole.append(parts.expand(-1, -1, call.query.shape[2], -1, -1))  # of the first token; others are unused
         return _output(rows, whole.values)

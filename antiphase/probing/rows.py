@@ -26,6 +26,8 @@ class LayerRows:
     """(1|B, 1|heads, 1|P), or None for softmax attention."""
     layer: int
     """The model's number of the layer, 0-based; the model may also have layers without attention."""
+    visible: Tensor | None = None
+    """(1|B, 1|maps, 1|P, M) bool: the keys that each query sees; None: all."""
 
     def weights(self) -> Tensor:
         """The weights that multiply the values: (B, heads, P, M), signed for differential attention."""
@@ -55,10 +57,14 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
         if call.is_second_half:
             return
         rows, _, _ = rows_at(positions, call)
-        maps, lam = rows.maps, rows.lam
+        maps, lam, visible = rows.maps, rows.lam, rows.visible
         if call.kind.pairing is Pairing.HALVES:
             maps, lam = maps[:, :, 0].unflatten(1, (2, -1)).transpose(1, 2), call.lam
-        found.append(LayerRows(maps.cpu(), None if lam is None else lam.cpu(), call.layer))
+        found.append(
+            LayerRows(
+                maps.cpu(), None if lam is None else lam.cpu(), call.layer, None if visible is None else visible.cpu()
+            )
+        )
 
     with observed(model, observe, once=True):
         model.base_model(input_ids=input_ids.to(model.device), use_cache=False)
@@ -97,7 +103,7 @@ def rows_of(call: AttentionCall, query: Tensor, key: Tensor, visible: Tensor | N
             query, key, visible, is_causal=False, sliding_window=None, scale=call.scale,
             s_aux=call.arguments.get("s_aux"),
         )  # fmt: skip
-        return LayerRows(weights.unsqueeze(2), None, call.layer)
+        return LayerRows(weights.unsqueeze(2), None, call.layer, visible)
     batch, maps, queries, width = query.shape
     key_maps = call.kind.key_maps
     shapes = Shapes(
@@ -105,11 +111,11 @@ def rows_of(call: AttentionCall, query: Tensor, key: Tensor, visible: Tensor | N
         queries=queries, keys=key.shape[2], width=width, value_width=key_maps * width,
     )  # fmt: skip
     both = softmax_maps(query, key, visible, is_causal=False, sliding_window=None, scale=call.scale, shapes=shapes)
-    return LayerRows(both, lam.detach().to(statistics_dtype(lam.dtype)), call.layer)
+    return LayerRows(both, lam.detach().to(statistics_dtype(lam.dtype)), call.layer, visible)
 
 
 def _visible(call: AttentionCall, positions: Tensor) -> Tensor | None:
-    """Which keys each selected query sees, (B, 1, P, M)."""
+    """Which keys each selected query sees, (1|B, 1|maps, 1|P, M); None: all."""
     length, keys = call.query.shape[2], call.key.shape[2]
     mask, window = call.mask, call.sliding_window
     if mask is not None and mask.shape[-2] > 1:  # a mask per query already includes causality and window

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from antiphase.errors import NonFiniteError
+from antiphase.interface import REPLACEMENT_PREFIX
 from antiphase.layers.positions import count_positions
 from antiphase.ops.layer import cross_entropies
 from antiphase.scoring.division import Divide, alone
@@ -277,9 +278,7 @@ def generated_tokens(
     ends = set(stop) | set(ends if isinstance(ends, list) else [] if ends is None else [ends])
     for rows in batches(prompts, TOKENS_AT_ONCE):
         ids, mask = padded([prompts[row] for row in rows], model.device)
-        # Models with a state instead of a key cache (LSTM, Mamba) process a prompt at once, which needs little memory.
-        cached = "past_key_values" in inspect.signature(model.forward).parameters
-        chunk = CHUNK if ids.shape[1] > CHUNK and cached else None
+        chunk = CHUNK if ids.shape[1] > CHUNK and _takes_chunks(model) else None
         watch = _Watch()
         with _greedy(model, sorted(ends), chunk=chunk):
             output = model.generate(
@@ -296,6 +295,16 @@ def generated_tokens(
             end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
             found[row] = tokens[:end]
     return found
+
+
+def _takes_chunks(model: PreTrainedModel) -> bool:
+    """Whether the parts of a prompt may go through the model one after the other.
+
+    Models with a state instead of a key cache (LSTM, Mamba) process a prompt at once, which needs little memory.
+    Changed attention, such as calibration, may depend on all queries of the prompt.
+    """
+    has_cache = "past_key_values" in inspect.signature(model.forward).parameters
+    return has_cache and not model.config._attn_implementation.startswith(REPLACEMENT_PREFIX)
 
 
 class _Watch(LogitsProcessor):

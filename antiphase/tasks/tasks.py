@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -300,11 +301,10 @@ class LabelledTask:
         begin, before = (min(len(self._tokens(text)), len(ids)) for text in (head, head + examples))
         end = len(self._tokens(head + examples + own)) if self.chat else len(ids)
         parts = [("demonstrations", begin, before), ("question", before, min(end, len(ids)))]
-        places = [own.find(option.strip()) for option in options]
-        if self.settings.kind == "choice" and min(places) >= 0:  # the prompt contains its choices
-            end = max(place + len(option.strip()) for place, option in zip(places, options, strict=True))
-            parts.append(("choices", len(self._tokens(head + examples + own[: min(places)].rstrip(" "))),
-                          min(len(ids), len(self._tokens(head + examples + own[:end])))))  # fmt: skip
+        listed = _listed(own, options, asked) if self.settings.kind == "choice" else None
+        if listed is not None:
+            start, stop = (len(self._tokens(head + examples + own[:place].rstrip(" "))) for place in listed)
+            parts.append(("choices", start, min(len(ids), stop)))
         lengths = {
             "no": [1.0] * len(tokens),
             "tokens": [float(len(option)) for option in tokens],
@@ -329,8 +329,11 @@ class LabelledTask:
         return prompt, prompt[:start]
 
     def _tokens(self, beginning: str) -> list[int]:
-        """Token ids of the beginning of a prompt; a chat template brings its special tokens along."""
-        return list(self.tokenizer(beginning, add_special_tokens=not self.chat)["input_ids"]) if beginning else []
+        """Token ids of the beginning of a prompt, after the tokenizer's first special tokens.
+
+        A chat template brings its special tokens along.
+        """
+        return list(self.tokenizer(beginning, add_special_tokens=not self.chat)["input_ids"])
 
     def _option_tokens(self, prompt: str, text: str) -> tuple[int, ...]:
         """The tokens of a text after a prompt; those of labels, which return with every row, are formed once."""
@@ -390,6 +393,36 @@ def load_labelled_task(
         return LabelledTask(settings, folder, tokenizer, longest, seed, chat=chat)
     except InputError as error:
         raise InputError(f"{flag} {path}: {error}") from None
+
+
+def _listed(prompt: str, options: Sequence[str], row: Row) -> tuple[int, int] | None:
+    """Where a prompt lists a row's choices in their order: first character, and character after the last.
+
+    None if it does not: texts of the row that name choices, such as the question, are no list.
+    """
+    words = [option.strip() for option in options]
+    start = stop = len(prompt)
+    for number, word in enumerate(reversed(words)):
+        places = [found.start() for found in re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", prompt[:start])]
+        if not places:
+            return None
+        start = places[-1]
+        stop = start + len(word) if number == 0 else stop
+    for text in _texts(row.values):
+        place = prompt.rfind(text)
+        overlaps = 0 <= place < stop and place + len(text) > start
+        if overlaps and text not in (*words, prompt[start:stop]) and any(word in text for word in words):
+            return None
+    return start, stop
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts in a row's values, without spaces around them."""
+    if isinstance(value, str):
+        yield value.strip()
+    elif isinstance(value, (list, tuple, Mapping)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
 
 
 def _template(name: str, text: str) -> Any:

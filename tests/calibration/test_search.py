@@ -265,6 +265,35 @@ def test_parts_do_not_overlap_and_depend_on_the_seed():
         split_samples({"a": [1]}, held_out=0.5, seed=0)
 
 
+def test_copies_of_samples_that_choose_are_not_held_out():
+    given = {"a": [*range(20), *range(20)], "b": [*range(15, 40)]}
+    plain = split_samples(given, held_out=0.5, seed=0)
+    found = split_samples(given, held_out=0.5, seed=0, key=lambda number: number)
+    assert found.search_numbers == plain.search_numbers
+    chosen = {number for some in found.search.values() for number in some}
+    for name, numbers in plain.held_out_numbers.items():
+        assert found.held_out_numbers[name] == [i for i in numbers if given[name][i] not in chosen]
+        assert found.held_out[name] == [given[name][i] for i in found.held_out_numbers[name]]
+        assert found.left_out[name] == len(numbers) - len(found.held_out[name]) > 0
+        assert plain.left_out[name] == 0
+    with pytest.raises(InputError, match="data set a has no sample to evaluate by that is no copy"):
+        split_samples({"a": [1] * 9}, held_out=0.5, seed=0, key=lambda number: number)
+
+
+def test_a_choice_is_not_evaluated_on_copies(model_and_score):
+    model, score = model_and_score
+    seen = []
+    given = samples(8) * 2
+    plan = search_calibration(
+        model, lambda m, some: (seen.append(some), score(m, some))[1], given, alpha=3.0,
+        key=lambda sample: tuple(sample.tolist()),
+    )  # fmt: skip
+    chosen = {tuple(given[i].tolist()) for i in plan.scores["search_samples"]["samples"]}
+    judges = [tuple(sample.tolist()) for sample in seen[-1]]
+    assert plan.scores["left_out"]["samples"] == 8 - len(judges) > 0
+    assert not chosen & set(judges)
+
+
 def test_heads_without_a_sink_tie(model_and_score):
     """Their output is formed in another order, and rounding alone must keep no head."""
     model, _ = model_and_score

@@ -4,18 +4,31 @@ import math
 
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
 from antiphase.evaluations.cancellation import measure as module
 from antiphase.evaluations.cancellation.measure import cancellation
 from antiphase.randomness import keyed_generator
 from antiphase.scoring.allocation import allocation
+from support.models import SIZES
 
 TASK = RetrievalTask(SymbolLanguage(9, 11, 5), needles=4, queries=2, sequence_length=37)
 
 
 def batch(count=5):
     return TASK.sample(count, keyed_generator("test"))
+
+
+@pytest.fixture
+def tiny_mistral():
+    """Random Mistral models of equal weights, by their window."""
+
+    def build(window):
+        torch.manual_seed(2)
+        return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=window)).eval()
+
+    return build
 
 
 def equal_maps(model):
@@ -67,10 +80,32 @@ def test_maps_that_attend_to_different_keys_have_nothing_in_common(tiny_model, m
 
 def test_small_weights_are_counted_among_the_keys_that_a_query_sees():
     layer = module._Layer(0)
-    maps = torch.tensor([1.0, 0.0, 0.0, 0.0]).view(1, 1, 1, 1, 4)  # the query at position 1 sees two keys
-    layer.add(maps, None, torch.tensor([[1]]), torch.ones(1, 1), torch.ones(1, 1))
+    maps = torch.tensor([1.0, 0.0, 0.0, 0.0]).view(1, 1, 1, 1, 4)
+    visible = torch.tensor([True, True, False, False]).view(1, 1, 1, 4)
+    layer.add(maps, None, visible, torch.ones(1, 1), torch.ones(1, 1))
     assert float(layer.mean("softmax near_zero")) == 0.5
     assert float(layer.mean("softmax effective_keys")) == 1.0
+
+
+@torch.no_grad()
+def test_keys_outside_of_a_sliding_window_do_not_count(tiny_mistral):
+    """Queries see 8 of 37 keys; those that all maps must leave out would make maps look alike, and small."""
+    data = batch(6)
+    whole, window = (cancellation(tiny_mistral(size), data).layers[-1] for size in (None, 8))
+    assert window.correlation < 0.5
+    assert window.maps["softmax"].near_zero == 0
+    ids, found = data.input_ids, []
+    ends = (data.prompt_end[:, None] * torch.linspace(0.5, 1.0, module.QUERIES)).round().long()
+    model = tiny_mistral(8)
+    model.set_attn_implementation("eager")
+    for maps in model(ids, output_attentions=True).attentions:
+        pairs = maps.double().unflatten(1, (-1, 2))
+        for row, places in enumerate(ends.tolist()):
+            for place in places:
+                for both in pairs[row, :, :, place, max(0, place - 7) : place + 1]:
+                    found.append(torch.corrcoef(both)[0, 1])
+    assert window.correlation == pytest.approx(torch.stack(found).mean().item(), rel=1e-3)
+    assert whole.correlation != pytest.approx(window.correlation, rel=1e-3)
 
 
 def test_uniform_maps_have_no_correlation_and_no_small_weight(tiny_model):

@@ -180,6 +180,26 @@ def written_answers(folder):
     return make
 
 
+@pytest.mark.parametrize("fitting", [5, 3, 1])
+def test_prompts_before_written_answers_that_do_not_fit_are_counted(
+    build, tokenizer, written_answers, monkeypatch, fitting
+):
+    """Prompts of different lengths stand in one batch; those that fit are not cut, and padding does not count."""
+    rows = [{"q": "1 and 2 " * count, "choices": CHOICES, "answer": 0} for count in (1, 2, 3, 4, 5)]
+    lengths = [len(tokenizer(f"Question: {row['q']}\nAnswer:")["input_ids"]) for row in rows]
+    room = lengths[fitting - 1]
+    model, seen = build(max_position_embeddings=room + 4), []
+    real = model.generate
+    monkeypatch.setattr(
+        model, "generate", lambda **given: (seen.extend(given["attention_mask"].sum(1).tolist()), real(**given))[1]
+    )
+    task = written_answers(most=4).load("written")
+    monkeypatch.setattr(task["tasks"]["written"], "dataset", {"test": rows})
+    (row,) = measure(ProjectLM(model, tokenizer), task, shots=0)
+    assert sorted(seen) == [min(length, room) for length in lengths]
+    assert row.cut == (5 - fitting) / 5
+
+
 @pytest.mark.parametrize("error", [
     ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError,
 ], ids=lambda kind: kind.__name__)  # fmt: skip

@@ -5,7 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from antiphase.errors import InputError
 from antiphase.evaluations.probe import Probe, ProbeSettings
@@ -96,6 +104,27 @@ def test_means_are_those_of_the_statistics(model, ids):
         assert row.top_logit == pytest.approx(direct.top_logits[layer, :, head, 0].mean().item())
         assert row.sinks == pytest.approx(direct.sinks[layer, :, head].double().mean().item())
     assert found.layers[1].sinks == pytest.approx(direct.sinks[1].double().mean().item())
+
+
+def test_rates_and_occurrences_of_tokens_are_of_the_same_positions(ids):
+    """A layer with a window judges keys at the end, of which a layer without one sees too little."""
+    torch.manual_seed(4)
+    config = Qwen2Config(
+        vocab_size=30, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        intermediate_size=16, max_position_embeddings=64, initializer_range=0.5, sliding_window=8,
+        use_sliding_window=True, layer_types=["full_attention", "sliding_attention"],
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).double().eval()
+    found = sinks_on_text(model, ids, str, alpha=2.0)
+    direct = attention_statistics(model, alpha=2.0, input_ids=ids)
+    judged = direct.enough_queries.all(0)
+    assert direct.enough_queries[1].sum() > direct.enough_queries[0].sum() == judged.sum()
+    assert found.judged_positions == int(judged[0].sum())
+    assert found.tokens
+    for row in found.tokens:
+        here = (ids == int(row.token)) & judged
+        assert row.occurrences == int(here.sum())
+        assert row.sink_rate == pytest.approx(direct.sinks.double().mean((0, 2))[here].mean().item())
 
 
 def test_long_sequences_share_columns(model, ids, monkeypatch):

@@ -20,6 +20,7 @@ from antiphase.studies.calibrate.apply import measure as applying
 from antiphase.studies.calibrate.measuring import SCORES, by_mode, hash_of_sample
 from antiphase.studies.calibrate.search import SearchSettings
 from antiphase.studies.calibrate.search import measure as searching
+from antiphase.tasks.task_scores import score_samples
 from antiphase.tasks.tasks import load_task
 from support.records import values
 
@@ -82,6 +83,31 @@ def test_search_writes_a_plan_that_apply_takes(antiphase, tmp_path):
     assert row["measures_calibrated"] == pytest.approx(after)
     assert applied["texts"][0]["text"] == "glad"
     assert "Continued texts" in (tmp_path / "a" / "report.html").read_text()
+
+
+def test_copies_of_samples_that_choose_do_not_judge(antiphase, tmp_path):
+    (tmp_path / "twice.txt").write_text((tmp_path / "data.txt").read_text() * 2)
+    (tmp_path / "twice.yaml").write_text(yaml.safe_dump({"template": "cr", "data": "twice.txt"}))
+    words = "--task twice.yaml --samples 48 --held-out 0.7 --alpha 1.2 --layers 1"
+    code, out, _ = antiphase(f"calibrate search model {words} --output s")
+    assert code == 0
+    found = values(tmp_path / "s")
+    copies = found["left_out"]["cr"]
+    assert copies > 0
+    assert f"cr: {copies} of 34 held-out samples are copies of samples that choose heads and are left out" in " ".join(
+        out.split()
+    )
+    assert f"judge nothing: {copies} of cr." in " ".join(out.split())
+    samples = load_task(str(tmp_path / "twice.yaml"), tokenizer_of(tmp_path), samples=48).samples
+    chosen = {hash_of_sample(samples[i]) for i in found["search_samples"]["cr"]}
+    others = [sample for sample in samples if hash_of_sample(sample) not in chosen]
+    assert copies == 34 - len(others)
+    right = sum(score_samples(LlamaForCausalLM.from_pretrained(tmp_path / "model").eval(), others).tolist())
+    assert found["held_out_before"] == pytest.approx(right / len(others))
+    assert found["measures"]["cr"]["accuracy"] == pytest.approx(right / len(others))
+    assert antiphase(f"calibrate study model {words} --only beta --output t")[0] == 0
+    assert values(tmp_path / "t")["left_out"]["cr"] == copies
+    assert f"judge nothing: {copies} of cr." in (tmp_path / "t" / "report.html").read_text()
 
 
 def test_a_killed_search_goes_on(antiphase, tmp_path, monkeypatch):

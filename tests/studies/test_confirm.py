@@ -17,7 +17,7 @@ import antiphase as antiphase_package
 from antiphase.folders.journal import read_lines
 from antiphase.records import Record
 from antiphase.report.html import write_report
-from antiphase.studies.calibrate.cells import LabelScores
+from antiphase.studies.calibrate.cells import Cells, LabelScores
 from antiphase.studies.calibrate.confirm import PRIMARY
 from antiphase.studies.calibrate.confirm import measure as confirming
 from antiphase.studies.calibrate.confirm import outcomes as resampling
@@ -208,6 +208,16 @@ def test_texts_that_chose_heads_do_not_judge(antiphase, tmp_path):
     found = values(tmp_path / "s")
     assert found["dropped"]["cr"] > 0
     assert found["searched"]["cr"] + found["dropped"]["cr"] + found["tasks"][0]["samples"] == 48
+
+
+def test_a_setting_with_the_scores_of_another_is_known_by_its_own_name(tmp_path):
+    """A head without sinks has the scores of the model as it is, and is not evaluated again either."""
+    cells = Cells(tmp_path / "cells.jsonl", "prompt", lambda done: None)
+    cells.keep("search plain", {"metric": {"cr": [1.0]}})
+    cells.keep("alone 0.1", cells.known["search plain"])
+    known = Cells(tmp_path / "cells.jsonl", "prompt", lambda done: None).known
+    assert list(known) == ["search plain", "alone 0.1"]
+    assert {line["metric"]["cr"][0] for line in known.values()} == {1.0}
 
 
 @pytest.mark.slow

@@ -86,3 +86,16 @@ def test_generation_is_greedy_whatever_the_model_prefers(tiny_model):
     assert generated_tokens(model, PROMPTS, longest=12) == plain
     assert model.generation_config.repetition_penalty == 50.0
     assert any(len(set(tokens)) < len(tokens) for tokens in plain)  # a penalty would have changed these
+
+
+@pytest.mark.parametrize("mode", ["prompt", "paper", "running"])
+def test_calibrated_answers_depend_neither_on_chunks_nor_on_the_batch(mode, tiny_model, monkeypatch):
+    """The sinks are those of the whole prompt, also where an unchanged model reads a long prompt in chunks."""
+    model = tiny_model("softmax").double()
+    prompts = [torch.randint(3, 61, (length,)).tolist() for length in (12, 15, 22, 40)]
+    with calibrated(model, CalibrationPlan({layer: range(8) for layer in range(2)}, alpha=1.2, beta=0.01, mode=mode)):
+        whole = generated_tokens(model, prompts, longest=12)
+        monkeypatch.setattr(likelihood, "CHUNK", 16)
+        assert generated_tokens(model, prompts, longest=12) == whole
+        assert [generated_tokens(model, [prompt], longest=12)[0] for prompt in prompts] == whole
+    assert generated_tokens(model, prompts, longest=12) != whole

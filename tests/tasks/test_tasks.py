@@ -1,14 +1,17 @@
 """Tasks: prompts say what the template says, options follow the prompt alone, known systems get their score."""
 
+import copy
 import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
+from tokenizers.processors import TemplateProcessing
 
-from antiphase.data.tokenization import train_tokenizer
+from antiphase.data.tokenization import END, train_tokenizer
 from antiphase.errors import InputError
+from antiphase.studies.calibrate.measuring import hash_of_sample
 from antiphase.tasks.task_files import template_names
 from antiphase.tasks.task_scores import exact_match, f1, log_probabilities, probabilities, score_samples
 from antiphase.tasks.tasks import load_task
@@ -321,6 +324,54 @@ def test_a_prompt_that_lists_its_choices_says_where(tmp_path, tokenizer):
         assert sample.spans[1][1] <= start  # those of the question, not of the example
     task = load_task(written(tmp_path, {**base, "prompt": "{{ q }}:"}), tokenizer)
     assert {name for name, _, _ in task.samples[0].spans} == {"demonstrations", "question"}
+
+
+def test_parts_of_a_prompt_begin_after_its_first_special_token(tmp_path, tokenizer):
+    """So a row has the same question, and is the same sample, whatever precedes it."""
+    first = copy.deepcopy(tokenizer)
+    first.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{END} $A", special_tokens=[(END, tokenizer.bos_token_id)]
+    )
+    rows = "".join(f"{i % 2} the dog {i}\n" for i in range(9))
+    path = written(tmp_path, {"template": "cr", "data": data(tmp_path, "c.all", rows)})
+    found = [{s.row: s for s in load_task(path, first, shots=shots).samples} for shots in (0, 2)]
+    assert len(found[1]) == 7
+    for row, after in found[1].items():
+        before = found[0][row]
+        assert after.prompt[0] == before.prompt[0] == tokenizer.bos_token_id
+        parts = [
+            {name: first.decode(sample.prompt[start:stop]) for name, start, stop in sample.spans}
+            for sample in (before, after)
+        ]
+        assert parts[0]["question"] == parts[1]["question"] == first.decode(before.prompt[1:])
+        assert (parts[0]["demonstrations"], parts[1]["demonstrations"][:6]) == ("", "Review")
+        assert hash_of_sample(before) == hash_of_sample(after)
+
+
+LIST = "{{ q }}\n{% for choice in choices %}{{ loop.index }}. {{ choice }}\n{% endfor %}Answer:"
+
+
+@pytest.mark.parametrize(
+    ("question", "choices", "prompt", "listed"),
+    [
+        ("Which is heavier, gold or iron?", ["iron", "gold"], LIST, "iron\n2. gold"),
+        ("Which is heavier, iron or gold?", ["iron", "gold"], LIST, "iron\n2. gold"),
+        ("Which is heavier, iron or gold?", ["iron", "gold"], "{{ q }}:", None),
+        ("Which is heavier, iron or gold?", ["iron", "gold"], "{{ choices | reverse | join(', ') }}: {{ q }}", None),
+        ("Which is heavier?", ["iron", "gold"], "{{ choices | reverse | join(', ') }}: {{ q }}", None),
+        ("Which is heavier, gold?", ["gold", "iron"], "{{ choices | reverse | join(', ') }}: {{ q }}", None),
+        ("Which one?", ["a", "cat"], "{{ q }} {{ choices | join(' and ') }}:", "a and cat"),
+        ("What is 3 + 10?", ["3", "13"], "{{ q }} {{ choices | join(' or ') }}?", "3 or 13"),
+        ("What is 3 + 10?", [3, 13], "{{ q }} {{ choices | join(' or ') }}?", "3 or 13"),
+        ("The first?", ["dog", "dog 1"], "{{ q }} {{ choices | join(' or ') }}?", "dog or dog 1"),
+    ],
+)
+def test_choices_that_a_question_names_are_no_list(question, choices, prompt, listed, tmp_path, tokenizer):
+    path = data(tmp_path, "q.jsonl", [{"q": question, "choices": choices, "label": i} for i in (0, 1)])
+    base = {"kind": "choice", "data": path, "shots": 1, "demonstrations": path, "prompt": prompt}
+    for sample in load_task(written(tmp_path, base), tokenizer).samples:
+        parts = {name: tokenizer.decode(sample.prompt[start:stop]).strip() for name, start, stop in sample.spans}
+        assert parts.get("choices") == listed
 
 
 def test_words_are_compared_as_in_squad():

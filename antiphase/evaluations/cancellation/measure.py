@@ -93,7 +93,7 @@ def cancellation(
         for index, found in enumerate(attention_rows(model, ids, positions)):
             if index == len(layers):
                 layers.append(_Layer(found.layer))
-            layers[index].add(*_pairs(found, model), positions, *outputs[index])
+            layers[index].add(*_pairs(found, model), _visible(found), *outputs[index])
         report(start + len(ids))
     noise = {(row["layer"], row["map"]): row["spans"] for row in allocation(model, batch)}
     heads = [
@@ -115,9 +115,11 @@ class _Layer:
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, Tensor] = {}
 
-    def add(self, maps: Tensor, lam: Tensor | None, positions: Tensor, output: Tensor, value: Tensor) -> None:
-        """Add maps (B, H, 2, P, M) with λ or None, for queries (B, P), and sizes (B, heads) of outputs and values."""
-        visible = torch.arange(maps.shape[-1]) <= positions[:, None, :, None]  # (B, 1, P, M)
+    def add(self, maps: Tensor, lam: Tensor | None, visible: Tensor, output: Tensor, value: Tensor) -> None:
+        """Add maps (B, H, 2, P, M) with λ or None, and sizes (B, heads) of outputs and values.
+
+        ``visible``: (1|B, 1, 1|P, M) bool, the keys that each query sees.
+        """
         if lam is None:
             self._keep_map("softmax", maps.double().flatten(1, 2), visible)
         if maps.shape[2] == 2:
@@ -212,6 +214,19 @@ def _pairs(found: LayerRows, model: PreTrainedModel) -> tuple[Tensor, Tensor | N
     if getattr(model.config, "attention_type", None) == ACROSS:
         return torch.stack(single.chunk(2, dim=1), dim=2), None
     return single.unflatten(1, (-1, 2)), None
+
+
+def _visible(found: LayerRows) -> Tensor:
+    """The keys that each query sees, (1|B, 1, 1|P, M) bool.
+
+    Raises:
+        ValueError: they differ between maps.
+    """
+    if found.visible is None:
+        return torch.ones(1, 1, 1, found.maps.shape[-1], dtype=torch.bool)
+    if found.visible.shape[1] > 1:
+        raise ValueError(f"layer {found.layer} has a separate attention mask per head, which is not supported")
+    return found.visible
 
 
 def _correlation(first: Tensor, second: Tensor, visible: Tensor) -> Tensor:

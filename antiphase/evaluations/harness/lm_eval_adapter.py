@@ -113,7 +113,22 @@ class ProjectLM(HFLM):
 
     def generate_until(self, requests: Any, disable_tqdm: bool = True) -> Any:
         """As in HFLM."""
+        self.requests += len(requests)
         return super().generate_until(requests, disable_tqdm=True)
+
+    def tok_batch_encode(
+        self,
+        strings: list[str],
+        padding_side: str = "left",
+        left_truncate_len: int | None = None,
+        truncation: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """As in HFLM: token ids and masks (B, L) of prompts, of which the last ``left_truncate_len`` tokens stay."""
+        ids, mask = super().tok_batch_encode(strings, padding_side, None, truncation)
+        if left_truncate_len is not None:
+            self.cut += int((mask.sum(1) > left_truncate_len).sum())
+            ids, mask = ids[:, -left_truncate_len:], mask[:, -left_truncate_len:]
+        return ids, mask
 
     def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = True, override_bs: int | None = None) -> Any:
         self.requests += len(requests)

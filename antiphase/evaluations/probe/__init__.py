@@ -76,6 +76,7 @@ class TokenSinks:
 
     token: str
     occurrences: int
+    """At positions that enough queries see, in every layer."""
     sink_rate: float
     """Share of maps in which it is a sink, over its occurrences."""
 
@@ -95,7 +96,7 @@ class Probe(Result):
     null_uniform: float
     """The same for uniform maps."""
     judged_positions: int
-    """Number of positions that enough queries see."""
+    """Number of positions that enough queries see, in every layer."""
     layers: list[Figures]
     heads: list[HeadFigures]
     positions: ByPosition

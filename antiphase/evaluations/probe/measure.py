@@ -93,7 +93,8 @@ def sinks_on_text(
     count, length = input_ids.shape
     sums: dict[str, Tensor] = {}
     vocabulary = int(input_ids.max()) + 1
-    occurrences = torch.zeros(vocabulary, dtype=torch.int64)  # only where enough queries follow
+    # Tokens are counted where enough queries of every layer see them; layers with a sliding window judge more positions
+    occurrences = torch.zeros(vocabulary, dtype=torch.int64)
     judged = length
     by_token = torch.zeros(vocabulary, dtype=torch.float64)
     layers: list[int] = []
@@ -107,7 +108,7 @@ def sinks_on_text(
         enough = found.enough_queries.all(0)  # (B, N)
         judged = int(enough[0].sum())
         occurrences += torch.bincount(ids[enough], minlength=vocabulary)
-        by_token.index_add_(0, ids.flatten(), rate.flatten())
+        by_token.index_add_(0, ids[enough], rate[enough])
         for name, values in _sums(found, sinks).items():
             sums[name] = sums.get(name, torch.zeros_like(values)) + values
         report(min(start + size, count), count)

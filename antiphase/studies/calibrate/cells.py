@@ -141,7 +141,7 @@ class Cells:
 
     def keep(self, key: str, found: Mapping[str, Any]) -> None:
         """Remember what ``scored`` found."""
-        self.known[key] = {"key": key, **found}
+        self.known[key] = {**found, "key": key}
         append_line(self.path, self.known[key])
 
 

@@ -156,14 +156,20 @@ def begin(work: Work, settings: ChoiceSettings) -> tuple[LoadedModel, dict[str, 
     return loaded, tasks
 
 
-def judged_split(settings: ChoiceSettings, samples: Mapping[str, Sequence[Sample]]) -> Split:
-    """Samples that choose heads, and enough others that judge the choice.
+def judged_split(
+    settings: ChoiceSettings, samples: Mapping[str, Sequence[Sample]], say: Callable[[str], None]
+) -> Split:
+    """Samples that choose heads, and enough others that judge the choice, without copies of those that choose.
 
     Raises:
         InputError: too few.
     """
-    split = split_samples(samples, held_out=settings.held_out, seed=settings.seed)
+    split = split_samples(samples, held_out=settings.held_out, seed=settings.seed, key=hash_of_sample)
     for name, judges in split.held_out.items():
+        left_out = split.left_out[name]
+        if left_out:
+            say(f"{name}: {left_out} of {len(judges) + left_out} held-out samples are copies of samples that choose "
+                "heads and are left out")  # fmt: skip
         check_judges(name, len(judges))
     return split
 

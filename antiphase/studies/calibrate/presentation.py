@@ -19,6 +19,12 @@ POINTS = 100
 """Changes of shares are shown in percentage points."""
 
 
+def left_out_note(left_out: Mapping[str, int]) -> str:
+    """How many samples judge nothing because they chose heads under another number; empty if none."""
+    listed = [f"{count} of {name}" for name, count in left_out.items() if count]
+    return f"Copies of samples that choose heads judge nothing: {', '.join(listed)}." if listed else ""
+
+
 def standings(tasks: Sequence[Standing]) -> Table | None:
     """Each task without calibration, beside chance."""
     if not tasks:

@@ -59,6 +59,8 @@ class Search(Result):
     """Number of all samples of each task."""
     search_samples: dict[str, list[int]]
     """Numbers of those that chose the heads."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Number of those that judged nothing, because they are copies of ones that chose the heads."""
     rounding: float
     """A sample's score that moves by no more has not moved."""
     search_before: float

@@ -69,7 +69,7 @@ def search(
             loaded, tasks = begin(work, settings)
             standings = _standings(loaded.model, tasks, say)
             searched = _searched(settings.name, tasks, standings, say)
-            split = judged_split(settings, searched)
+            split = judged_split(settings, searched, say)
         known = [HeadResult(**values) for values in read_lines(heads, *HeadResult.__dataclass_fields__)]
         done = count(len(known) + 1)
 
@@ -83,7 +83,7 @@ def search(
                 loaded.model, by_mode(SCORES[settings.score], settings.mode), searched,
                 alpha=settings.alpha, beta=settings.beta, mode=settings.mode, method=settings.method,
                 layers=settings.layers, surrogate=by_mode(log_probabilities, settings.mode),
-                held_out=settings.held_out, seed=settings.seed, known=known, report=keep,
+                held_out=settings.held_out, seed=settings.seed, key=hash_of_sample, known=known, report=keep,
             )  # fmt: skip
             say("controls")
             judged = _judged(

@@ -14,6 +14,7 @@ from antiphase.studies.calibrate.presentation import (
     format_share,
     head_changes,
     heads_drawing,
+    left_out_note,
     measures_table,
     signed,
     signed_interval,
@@ -36,7 +37,8 @@ def result(record: Record) -> Table | None:
         ["Heads kept (layer: heads)", kept],
         ["Evaluations", f"{found.evaluations:,} of {found.exhaustive_evaluations:,} ({found.method})"],
     ]
-    return Table(title="Calibration found", columns=[Column("What"), Column("Value")], rows=rows)
+    note = left_out_note(found.left_out)
+    return Table(title="Calibration found", columns=[Column("What"), Column("Value")], rows=rows, note=note)
 
 
 @Search.from_record

@@ -139,6 +139,8 @@ class Study(Result):
     rounding: float
     """A sample's score that moves by no more has not moved."""
     held_out_before: float
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Number of samples of each task that judged nothing, because they are copies of ones that chose heads."""
     heads: HeadsAlone | None = None
     kept: dict[str, list[int]]
     """Heads whose calibration alone raises the score on the samples that choose, by layer."""

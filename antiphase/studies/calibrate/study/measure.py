@@ -91,8 +91,8 @@ class _Study:
     ) -> None:
         self.settings, self.loaded, self.model, self.tasks, self.heads = settings, loaded, loaded.model, tasks, heads
         self.cells, self.say, self.kind = cells, say, settings.score
-        split = judged_split(settings, {name: task.samples for name, task in tasks.items()})
-        self.chosen, self.held_out = split.search_numbers, split.held_out_numbers
+        split = judged_split(settings, {name: task.samples for name, task in tasks.items()}, say)
+        self.chosen, self.held_out, self.left_out = split.search_numbers, split.held_out_numbers, split.left_out
         self.spans = {
             sample.prompt: {name: (start, stop) for name, start, stop in sample.spans}
             for task in tasks.values()
@@ -179,6 +179,7 @@ class _Study:
             "score": self.kind,
             "rounding": self.rounding,
             "held_out_before": mean_of(part_of(self.plain.score(self.kind), self.held_out)),
+            "left_out": self.left_out,
             "kept": by_layer(self.kept),
             "measures": self.measures(self.plain),
             "measures_calibrated": self.measures(self.cell("kept heads", self.kept)),

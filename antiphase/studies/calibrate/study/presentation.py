@@ -15,6 +15,7 @@ from antiphase.studies.calibrate.presentation import (
     format_share,
     head_changes,
     heads_drawing,
+    left_out_note,
     measures_table,
     signed,
     signed_interval,
@@ -48,7 +49,9 @@ def effects(found: Study) -> Table:
     score = "Score" if found.score == "metric" else "p (right)"
     columns = [Column("Setting"), Column("Heads", "integer"), Column(score, "percent"), Column("Gain in points"),
                Column("95 % interval")]  # fmt: skip
-    note = "On the samples that chose no head. Without calibration: " + format_share(found.held_out_before)
+    note = f"On the samples that chose no head. Without calibration: {format_share(found.held_out_before)}"
+    copies = left_out_note(found.left_out)
+    note += f". {copies}" if copies else ""
     return Table(title="What each setting does", columns=columns, rows=rows, note=note)
 
 
