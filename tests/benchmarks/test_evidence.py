@@ -4,12 +4,15 @@ import importlib.util
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from antiphase.config import to_yaml
+from antiphase.errors import InputError
 from antiphase.studies.ablations.rows import parameter_count
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +83,39 @@ def test_a_run_with_the_settings_of_another_is_not_trained_again(tmp_path, monke
     record = json.loads(same.record.read_text())
     assert (record["study"], record["levels"], record["values"]) == ("two", {"arm": "x"}, kept["values"])
     assert evidence.reusable(other.settings([], [])) is None
+
+
+def test_a_run_that_is_measured_otherwise_is_trained_again(tmp_path, monkeypatch):
+    """Its held-out loss is of other text."""
+    monkeypatch.setattr(evidence, "RECORDS", tmp_path)
+    settings = evidence.Run("one", {}, {}, 0, "demo").settings([], [])
+    (tmp_path / "one").mkdir()
+    kept = {"settings": evidence.finite(evidence.asdict(settings))}
+    (tmp_path / "one" / "x.json").write_text(json.dumps(kept))
+    for change, found in (
+        ({}, kept),
+        ({"evaluation.samples": 7}, kept),
+        ({"evaluation.validation_sequences": 7}, None),
+    ):
+        assert evidence.reusable(evidence.Run("two", {}, change, 0, "demo").settings([], [])) == found
+
+
+def test_a_finished_folder_with_other_settings_or_text_is_refused(tmp_path, monkeypatch, book):
+    monkeypatch.setattr(evidence, "WORK", tmp_path)
+    monkeypatch.setattr(evidence, "run_jobs", lambda *arguments, **options: pytest.fail("taken"))
+    small = {"data.source": "text", "data.vocabulary_size": 300, "data.sequence_length": 256}
+    run = evidence.Run("study", {"rate": "1"}, small, 0, "demo")
+    settings = run.settings([str(book)], [])
+    folder = tmp_path / "study" / run.name
+    folder.mkdir(parents=True)
+    (folder / "record.json").touch()
+    (folder / "run.yaml").write_text(to_yaml(replace(settings, training=replace(settings.training, steps=7))))
+    with pytest.raises(InputError, match=rf"{folder} holds a run with other settings \(training\.steps"):
+        evidence._trained(run, settings)
+    (folder / "run.yaml").write_text(to_yaml(settings))
+    (folder / "text.sha256").write_text("other\n")
+    with pytest.raises(InputError, match=f"{folder} began with other text"):
+        evidence._trained(run, settings)
 
 
 TUNED = {
