@@ -225,6 +225,21 @@ def test_a_share_gives_a_batch_at_least_one_sequence(name):
         preset(0.94)
 
 
+@pytest.mark.parametrize(("share", "kind"), [(0.1, "inside one document"), (0.9, "the rest of the text")])
+def test_a_share_of_long_documents_gives_a_batch_both_kinds(share, kind):
+    def preset(batch, share):
+        shares = [f"data.{name}=0" for name in ("needle_share", "label_share", "repeat_share")]
+        changes = [f"training.batch_size={batch}", *shares, f"data.long_share={share}"]
+        return load_preset("half-hour", changes, data=["book.txt"])
+
+    expected = rf"data\.long_share \({share}\) gives no sequence from {kind} to a batch with 4 of text; raise training"
+    with pytest.raises(InputError, match=expected):
+        preset(4, share)
+    assert preset(10, share).run.data.long_share == share
+    for all_or_none in (0.0, 1.0):
+        assert preset(1, all_or_none).run.data.long_share == all_or_none
+
+
 @settings(deadline=None)
 @given(st.integers(1, 300), st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_rows_by_share_are_whole_and_near_what_was_asked_for(batch, drawn):
