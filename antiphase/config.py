@@ -123,9 +123,11 @@ def _preset(
 def _forget_in_arms(tree: dict[str, Any], key: str) -> None:
     """Remove an arm's own value for a key: a setting for the whole run applies to every arm."""
     arms = (section(tree, "compare") or {}).get("arms")
-    for changes in arms.values() if isinstance(arms, dict) else ():
+    if not isinstance(arms, dict):
+        return
+    for arm, changes in arms.items():
         if isinstance(changes, dict):
-            changes.pop(key, None)
+            arms[arm] = {own: value for own, value in dotted(changes).items() if not f"{own}.".startswith(f"{key}.")}
 
 
 def arm_run(run: RunSettings, compare: CompareSettings, arm: str, *, seed: int) -> RunSettings:

@@ -175,6 +175,16 @@ def test_arms_override_the_run_and_nothing_else_of_it(preset):
     assert loaded.run.training.seed == 0
 
 
+@pytest.mark.parametrize("arm", [{"training": {"learning_rate": 0.001}}, {"training.learning_rate": 0.001}])
+@pytest.mark.parametrize("override", ["training.learning_rate=9e-3", "training={learning_rate: 9e-3, steps: 5}"])
+def test_a_setting_for_the_whole_run_applies_to_arms_in_either_form(preset, arm, override):
+    loaded = load_preset(preset(compare={"arms": {"softmax": arm, "differential": {}}}), [override])
+    for name in loaded.compare.arms:
+        assert arm_run(loaded.run, loaded.compare, name, seed=0).training.learning_rate == 9e-3
+    narrower = load_preset(preset(compare={"arms": {"softmax": arm}}), ["training.steps=5"])
+    assert arm_run(narrower.run, narrower.compare, "softmax", seed=0).training.learning_rate == 0.001
+
+
 @pytest.mark.parametrize("key", ["data.needles", "evaluation.samples", "training.seed"])
 def test_arms_may_not_differ_in_what_makes_them_comparable(preset, key):
     with pytest.raises(InputError, match=rf"compare\.arms\.softmax must not change {key}"):
