@@ -134,8 +134,13 @@ def resized(run: RunSettings, width: int) -> RunSettings:
 
 
 def _run_row(grid: Grid, job: Job, *, vocabulary: int) -> ScaledRun:
+    """
+    Args:
+        vocabulary: number of the tokenizer's tokens; the table of embeddings may have more rows.
+    """
     run, model = grid.result(job), job.settings.model
-    embeddings = vocabulary * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    rows = vocabulary if model.vocab_size is None else model.vocab_size
+    embeddings = rows * model.hidden_size * (1 if model.tie_word_embeddings else 2)
     training = job.settings.training
     return ScaledRun(
         arm=job.arm,
