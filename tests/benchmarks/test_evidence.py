@@ -256,6 +256,31 @@ def test_effects_of_chosen_pairs_and_their_change(monkeypatch):
     assert tables.against("s", {"V1/600": "softmax/600"})[1][:2] == ["V1/600 against softmax/600", "-0.500"]
 
 
+def test_seeds_with_a_diverged_run_are_left_out_and_the_tables_say_so(monkeypatch):
+    runs = made(lambda levels: 4.0)
+    for run in runs:
+        if (run["seed"], run["levels"]["attention"], run["levels"]["norm"]) == (1, "V1", "with"):
+            run["values"] = {"final": {"loss": None}, "block_losses": None}
+    whole = [run for run in runs if run["seed"] != 1]
+    tables_of(monkeypatch, {"s": {"factors": FACTORS}}, whole)
+    expected = [tables.losses("s"), tables.main_effects("s"), tables.simple_effects("s", "start")]
+    tables_of(monkeypatch, {"s": {"factors": FACTORS}}, runs)
+    for table, other in zip(
+        (tables.losses("s"), tables.main_effects("s"), tables.simple_effects("s", "start")), expected, strict=True
+    ):
+        assert table[0][0] == f"{other[0][0]} (2 runs diverged; without these seeds)"
+        assert table[1:] == other[1:]
+
+
+def test_an_arm_that_diverged_at_every_rate_has_no_lowest_loss(monkeypatch):
+    runs = [
+        {"levels": {"arm": "a", "start": "old", "rate": rate}, "values": {"final": {"loss": None}, "spikes": 0}}
+        for rate in ("1e-3", "2e-3")
+    ]
+    tables_of(monkeypatch, TUNED, runs)
+    assert tables.tuned("grid")[1:] == [["a, start old", "diverged", "diverged", "0"]]
+
+
 def survival_runs(steps, arm):
     return [
         {"levels": {"arm": arm}, "values": {"passes": step}, "settings": {"training": {"steps": 700}}} for step in steps
