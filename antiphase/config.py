@@ -123,9 +123,11 @@ def _preset(
 def _forget_in_arms(tree: dict[str, Any], key: str) -> None:
     """Remove an arm's own value for a key: a setting for the whole run applies to every arm."""
     arms = (section(tree, "compare") or {}).get("arms")
-    for changes in arms.values() if isinstance(arms, dict) else ():
+    if not isinstance(arms, dict):
+        return
+    for arm, changes in arms.items():
         if isinstance(changes, dict):
-            changes.pop(key, None)
+            arms[arm] = {own: value for own, value in dotted(changes).items() if not f"{own}.".startswith(f"{key}.")}
 
 
 def arm_run(run: RunSettings, compare: CompareSettings, arm: str, *, seed: int) -> RunSettings:
@@ -231,9 +233,23 @@ def _check_shares(run: RunSettings) -> None:
                 f"{what} gives no sequence to a batch of {training.batch_size}; raise training.batch_size, or "
                 "change the shares"
             )
+    _check_long_share(run, rows_by_share(training.batch_size, shares)["rest"])
     for name in ("label_share", "repeat_share"):
         if shares[name] and data.source == "synthetic":
             raise InputError(f"data.{name} needs text: give --data")
+
+
+def _check_long_share(run: RunSettings, rows: int) -> None:
+    """Check that a batch's sequences of text, ``rows`` of them, have both kinds if the share asks for both."""
+    share = run.data.long_share
+    if share is None or not 0 < share < 1 or not rows:
+        return
+    if round(share * rows) in (0, rows):
+        kind = "inside one document" if not round(share * rows) else "the rest of the text"
+        raise InputError(
+            f"data.long_share ({share}) gives no sequence from {kind} to a batch with {rows} of text; raise "
+            "training.batch_size, or change data.long_share"
+        )
 
 
 def _check_weights(data: DataSettings) -> None:

@@ -101,7 +101,8 @@ class DataSettings:
     """
     long_share: float | None = bounded(None, least=0, most=1)
     """Share of the text sequences that are each cut from a single document, so that long documents have more weight
-    (length upsampling, Fu et al. 2402.10171); None means consecutive blocks of the text.
+    (length upsampling, Fu et al. 2402.10171); None means consecutive blocks of the text. It is rounded to whole
+    sequences of a batch; a share between 0 and 1 must give both kinds at least one.
     """
     keys: int = bounded(64, least=1, most=1_000_000)
     """Number of different keys (``synthetic``)."""

@@ -25,15 +25,16 @@ from rich.console import Console
 
 from antiphase.config import RunSettings, load_preset
 from antiphase.data.prepare import prepare
-from antiphase.errors import Interrupted
+from antiphase.errors import InputError, Interrupted
 from antiphase.execution.local import LocalPool
+from antiphase.folders.contents import check_content
 from antiphase.records import Record, finite, write_atomically
 from antiphase.scoring.likelihood import negative_log_likelihoods
 from antiphase.scoring.loading import load_model
 from antiphase.studies.jobs import Job, run_jobs
 from antiphase.studies.runs import run_of
 from antiphase.studies.tune.measure import gradient_spikes
-from antiphase.training.run_folder import read_metrics
+from antiphase.training.run_folder import SETTINGS, check_run, read_metrics
 from antiphase.typed import build
 
 STUDIES = Path(__file__).with_suffix(".yaml")
@@ -184,10 +185,11 @@ def reusable(settings: RunSettings) -> dict[str, Any] | None:
 
 
 def _identity(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that determine a run's results."""
+    """The settings that determine a run's record."""
     data = {name: value for name, value in settings["data"].items() if name not in ("cache", "workers")}
     training = {name: value for name, value in settings["training"].items() if name != "evaluate_every"}
-    return {"model": settings["model"], "data": data, "training": training}
+    evaluation = {name: settings["evaluation"][name] for name in ("validation_sequences", "curve_samples")}
+    return {"model": settings["model"], "data": data, "training": training, "evaluation": evaluation}
 
 
 def execute(run: Run, settings: RunSettings) -> None:
@@ -199,19 +201,27 @@ def execute(run: Run, settings: RunSettings) -> None:
 
 
 def _trained(run: Run, settings: RunSettings) -> dict[str, Any]:
-    """The values of the run's record."""
+    """The values of the run's record.
+
+    Raises:
+        InputError: the run's folder holds a run with other settings, or one that read other text.
+    """
     folder = WORK / run.study
+    place = folder / run.name
+    check_run(place, settings, resume=True)
+    if (place / SETTINGS).is_file():
+        check_content(place, prepare(settings.data, WORK / "tokens").content)
     job = Job(run.name, run.study, run.seed, settings)
     run_jobs([job], folder, pool=LocalPool(1, 1), report=lambda job, step, values: None)
-    record = Record.load(folder / run.name)
-    lines = read_metrics(folder / run.name)
+    record = Record.load(place)
+    lines = read_metrics(place)
     norms = [line["gradient_norm"] for line in lines]
     return {
         "seed": run.seed,
         "values": {
             **{name: record.values[name] for name in ("parameters", "tokens", "seconds", "curve", "final", "lambdas")},
             "diverged": record.values.get("diverged"),
-            "block_losses": None if record.values.get("diverged") else block_losses(folder / run.name, settings),
+            "block_losses": None if record.values.get("diverged") else block_losses(place, settings),
             "passes": run_of(record).first_passing(0.5),
             "spikes": gradient_spikes(norms),
             "largest_gradient_norm": max((norm for norm in norms if norm is not None), default=None),
@@ -250,6 +260,8 @@ def main() -> None:
         except Interrupted:
             console.print("stopped; the same command continues from the checkpoint")
             raise SystemExit(130) from None
+        except InputError as error:
+            raise SystemExit(f"{run.study}/{run.name}: {error}") from None
         console.print(
             f"{place} of {len(left)}: {run.study}/{run.name}, {time.monotonic() - began:.0f} s", highlight=False
         )

@@ -57,6 +57,8 @@ class Results:
     """(combinations, seeds)."""
     blocks: np.ndarray[Any, np.dtype[np.float64]]
     """(combinations, seeds, blocks of text)."""
+    diverged: int = 0
+    """Number of runs without a loss, whose seeds are therefore not complete."""
 
     def contrast(self, name: str, weights: Mapping[Levels, float]) -> Effect:
         """Σ weight · loss over combinations, with its interval."""
@@ -122,13 +124,14 @@ def runs_of(study: str, folder: Path = RECORDS) -> list[dict[str, Any]]:
 
 
 def results(runs: Sequence[Mapping[str, Any]], factors: Mapping[str, Sequence[str]]) -> Results:
-    """The complete seeds of a study: those with which every combination of levels was trained.
+    """The complete seeds of a study: those with which every combination of levels was trained and none diverged.
 
     Raises:
         ValueError: fewer than two seeds are complete.
     """
     combinations = list(itertools.product(*factors.values()))
-    found = {(tuple(run["levels"][name] for name in factors), run["seed"]): run["values"] for run in runs}
+    ended = [run for run in runs if run["values"]["final"]["loss"] is not None]
+    found = {(tuple(run["levels"][name] for name in factors), run["seed"]): run["values"] for run in ended}
     seeds = sorted({seed for _, seed in found})
     seeds = [seed for seed in seeds if all((levels, seed) in found for levels in combinations)]
     if len(seeds) < 2:
@@ -139,7 +142,7 @@ def results(runs: Sequence[Mapping[str, Any]], factors: Mapping[str, Sequence[st
     ]
     losses = [[found[levels, seed]["final"]["loss"] for seed in seeds] for levels in combinations]
     names = {name: list(levels) for name, levels in factors.items()}
-    return Results(names, combinations, seeds, np.array(losses), np.array(blocks))
+    return Results(names, combinations, seeds, np.array(losses), np.array(blocks), len(runs) - len(ended))
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ def losses(study: str) -> Rows:
     """Held-out loss of every combination, mean and seeds: the first factors form the rows, the last one the columns."""
     known = found(study)
     *rest, last = known.factors
-    head = [", ".join(rest), *(described(last, level) for level in known.factors[last])]
+    head = [", ".join(rest) + _diverged(known), *(described(last, level) for level in known.factors[last])]
     rows = [head]
     for levels in itertools.product(*(known.factors[name] for name in rest)):
         cells = []
@@ -47,7 +47,7 @@ def tuned(*names: str) -> Rows:
         for run in runs
     }
     for arm, start in dict.fromkeys(key[:2] for key in sorted(losses, key=_order(names))):
-        best = min(loss for key, loss in losses.items() if key[0] == arm and loss is not None)
+        best = min((loss for key, loss in losses.items() if key[0] == arm and loss is not None), default=None)
         cells = [_cell(losses.get((arm, start, rate), "–"), best) for rate in rates]
         own = [run for run in runs if (run["levels"]["arm"], run["levels"]["start"]) == (arm, start)]
         rows.append([f"{arm}, {described('start', start)}", *cells, str(sum(run["values"]["spikes"] for run in own))])
@@ -61,7 +61,11 @@ def _order(names: Sequence[str]) -> Callable[[tuple[str, ...]], tuple[int, ...]]
     return lambda key: (arms.index(key[0]), starts.index(key[1]))
 
 
-def _cell(loss: float | str | None, best: float) -> str:
+def _cell(loss: float | str | None, best: float | None) -> str:
+    """
+    Args:
+        best: the arm's lowest loss; None if all its runs diverged.
+    """
     if isinstance(loss, str):
         return loss
     if loss is None:
@@ -71,7 +75,8 @@ def _cell(loss: float | str | None, best: float) -> str:
 
 def arms(common: str, best: str) -> Rows:
     """Held-out loss of every arm at the common setting and at its best: mean and seeds, and the setting."""
-    rows = [["arm", "common setting", "its best", "start and rate of its best"]]
+    notes = (_diverged(found(common)), _diverged(found(best)))
+    rows = [["arm", f"common setting{notes[0]}", f"its best{notes[1]}", "start and rate of its best"]]
     sources = studies()[best]["chosen_from"]
     for arm in studies()[common]["factors"]["arm"]:
         cells = []
@@ -87,7 +92,8 @@ def against(study: str, pairs: Mapping[str, str]) -> Rows:
     """Effect of each arm against the one that it departs from."""
     known = found(study)
     return _effects(
-        [known.contrast(f"{arm} against {other}", {(arm,): 1.0, (other,): -1.0}) for arm, other in pairs.items()]
+        known,
+        [known.contrast(f"{arm} against {other}", {(arm,): 1.0, (other,): -1.0}) for arm, other in pairs.items()],
     )
 
 
@@ -102,25 +108,26 @@ def change_of_effect(study: str, factor: str, other: str) -> Rows:
         return (level, at) if place == 0 else (at, level)
 
     return _effects(
+        known,
         [
             known.contrast(
                 f"difference at {described(other, level)} against that at {described(other, first)}",
                 {key(two, level): 1.0, key(one, level): -1.0, key(two, first): -1.0, key(one, first): 1.0},
             )
             for level in levels
-        ]
+        ],
     )
 
 
 def main_effects(study: str) -> Rows:
     """Effects of every factor and of every pair of factors."""
     known = found(study)
-    return _effects([*known.main_effects(), *known.interactions()])
+    return _effects(known, [*known.main_effects(), *known.interactions()])
 
 
 def simple_effects(study: str, factor: str) -> Rows:
     """Effects of one factor at every combination of the others."""
-    return _effects(found(study).simple_effects(factor))
+    return _effects(found(study), found(study).simple_effects(factor))
 
 
 def progress() -> Rows:
@@ -143,9 +150,16 @@ def survival(study: str, factor: str) -> Rows:
     return rows
 
 
-def _effects(effects: list[Effect]) -> Rows:
-    rows = [["effect on the held-out loss, nats per token", "estimate", "95 % interval"]]
+def _effects(known: Results, effects: list[Effect]) -> Rows:
+    rows = [[f"effect on the held-out loss, nats per token{_diverged(known)}", "estimate", "95 % interval"]]
     return rows + [[e.name, f"{e.estimate:+.3f}", f"{e.low:+.3f} to {e.high:+.3f}"] for e in effects]
+
+
+def _diverged(known: Results) -> str:
+    """What a table's head says about runs that diverged; nothing if none did."""
+    if not known.diverged:
+        return ""
+    return f" ({known.diverged} {'run' if known.diverged == 1 else 'runs'} diverged; without these seeds)"
 
 
 def passes(study: str) -> Rows:

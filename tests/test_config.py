@@ -175,6 +175,16 @@ def test_arms_override_the_run_and_nothing_else_of_it(preset):
     assert loaded.run.training.seed == 0
 
 
+@pytest.mark.parametrize("arm", [{"training": {"learning_rate": 0.001}}, {"training.learning_rate": 0.001}])
+@pytest.mark.parametrize("override", ["training.learning_rate=9e-3", "training={learning_rate: 9e-3, steps: 5}"])
+def test_a_setting_for_the_whole_run_applies_to_arms_in_either_form(preset, arm, override):
+    loaded = load_preset(preset(compare={"arms": {"softmax": arm, "differential": {}}}), [override])
+    for name in loaded.compare.arms:
+        assert arm_run(loaded.run, loaded.compare, name, seed=0).training.learning_rate == 9e-3
+    narrower = load_preset(preset(compare={"arms": {"softmax": arm}}), ["training.steps=5"])
+    assert arm_run(narrower.run, narrower.compare, "softmax", seed=0).training.learning_rate == 0.001
+
+
 @pytest.mark.parametrize("key", ["data.needles", "evaluation.samples", "training.seed"])
 def test_arms_may_not_differ_in_what_makes_them_comparable(preset, key):
     with pytest.raises(InputError, match=rf"compare\.arms\.softmax must not change {key}"):
@@ -223,6 +233,21 @@ def test_a_share_gives_a_batch_at_least_one_sequence(name):
         preset(0.06)
     with pytest.raises(InputError, match=r"what the shares of data leave \(0.06\) gives no sequence to a batch of 8"):
         preset(0.94)
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0.1, "inside one document"), (0.9, "the rest of the text")])
+def test_a_share_of_long_documents_gives_a_batch_both_kinds(share, kind):
+    def preset(batch, share):
+        shares = [f"data.{name}=0" for name in ("needle_share", "label_share", "repeat_share")]
+        changes = [f"training.batch_size={batch}", *shares, f"data.long_share={share}"]
+        return load_preset("half-hour", changes, data=["book.txt"])
+
+    expected = rf"data\.long_share \({share}\) gives no sequence from {kind} to a batch with 4 of text; raise training"
+    with pytest.raises(InputError, match=expected):
+        preset(4, share)
+    assert preset(10, share).run.data.long_share == share
+    for all_or_none in (0.0, 1.0):
+        assert preset(1, all_or_none).run.data.long_share == all_or_none
 
 
 @settings(deadline=None)

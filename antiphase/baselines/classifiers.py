@@ -15,6 +15,7 @@ from antiphase.baselines.models.recurrent import RecurrentForSequenceClassificat
 from antiphase.baselines.models.vanilla import VanillaForSequenceClassification
 from antiphase.baselines.named_models import NamedModel, chosen_models
 from antiphase.baselines.training.classifier import ClassifierTraining
+from antiphase.data.tokenization import id_count
 from antiphase.models.initialization import seeded
 
 MODELS: dict[type[ClassicConfig], type[ForSequenceClassification]] = {
@@ -40,7 +41,7 @@ class Classifier(NamedModel):
             InputError: a size is invalid; the message names the field.
         """
         config = self.config(
-            **self.sizes, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id,
+            **self.sizes, vocab_size=id_count(tokenizer), pad_token_id=tokenizer.pad_token_id,
             id2label=dict(enumerate(labels)), label2id={label: number for number, label in enumerate(labels)},
         )  # fmt: skip
         return seeded(lambda: MODELS[self.config](config), seed)

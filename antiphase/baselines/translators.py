@@ -12,6 +12,7 @@ from antiphase.baselines.models.configs import ClassicConfig, SequenceToSequence
 from antiphase.baselines.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
 from antiphase.baselines.named_models import NamedModel
 from antiphase.baselines.training.translator import TranslatorTraining
+from antiphase.data.tokenization import id_count
 from antiphase.models.initialization import seeded
 
 
@@ -33,7 +34,7 @@ class Translator(NamedModel):
             InputError: a size is invalid; the message names the field.
         """
         config = SequenceToSequenceConfig(
-            **self.sizes, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id,
+            **self.sizes, vocab_size=id_count(tokenizer), pad_token_id=tokenizer.pad_token_id,
             bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
         )  # fmt: skip
         model = seeded(lambda: SequenceToSequenceForConditionalGeneration(config), seed)

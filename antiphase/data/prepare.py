@@ -71,7 +71,7 @@ class PreparedData:
 
     def _words(self) -> Tensor:
         """Ids of all tokens except the special ones."""
-        return torch.tensor(sorted(set(range(len(self.tokenizer))) - set(self.tokenizer.all_special_ids)))
+        return torch.tensor(sorted(set(self.tokenizer.get_vocab().values()) - set(self.tokenizer.all_special_ids)))
 
     def task(
         self, *, needles: int | None = None, queries: int | None = None, sequence_length: int | None = None

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from antiphase.data.tokenization import id_count
 from antiphase.errors import InputError
 
 IGNORED_LABEL = -100
@@ -153,7 +154,7 @@ class TextLanguage:
         self._opening = opening_of(tokenizer)
         ends = (".", "!", "?", "\n", ".”", "!”", "?”")
         self._sentence_ends = numpy.array(
-            [tokenizer.decode([index]).rstrip(" ").endswith(ends) for index in range(len(tokenizer))]
+            [tokenizer.decode([index]).rstrip(" ").endswith(ends) for index in range(id_count(tokenizer))]
         )
 
     def _encode(self, text: str) -> list[int]:

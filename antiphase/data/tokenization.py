@@ -85,6 +85,11 @@ def check_vocabulary(size: int) -> None:
         raise InputError(f"data.vocabulary_size must be at most {LARGEST_VOCABULARY}, got {shown(size)}")
 
 
+def id_count(tokenizer: PreTrainedTokenizerBase) -> int:
+    """How many rows a table needs for all ids. Ids of added tokens may leave gaps, so there can be fewer tokens."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
 def end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The token between documents: the end of a text or, in an encoder's tokenizer, what separates its parts."""
     found = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id

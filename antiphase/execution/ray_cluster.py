@@ -117,8 +117,8 @@ class RayProcess:
         task = ray.remote(
             num_cpus=self.pool.threads, num_gpus=self.pool.gpus, max_retries=0, name=f"antiphase {self.command.name}"
         )(ray_node.execute)
-        command = self.command
-        return task.remote(list(command.words), str(command.folder), str(command.log.absolute()), os.getcwd())
+        words, folder, log = list(self.command.words), self.command.folder.absolute(), self.command.log.absolute()
+        return task.remote(words, str(folder), str(log), os.getcwd())
 
     def poll(self) -> int | None:
         """As ``Running.poll``.

@@ -69,6 +69,7 @@ def execute(words: Sequence[str], folder: str, log: str, home: str) -> int:
     checkpoint. A cancelled task asks the process to end, and waits for it. The process ends with the worker.
 
     Args:
+        folder, log: absolute paths, because the worker has a working folder of its own.
         home: working folder, against which relative paths of the command are meant.
     """
     patience = time.monotonic() + 3 * EXPIRES

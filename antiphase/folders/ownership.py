@@ -195,11 +195,19 @@ def new_folder(folder: Path, *beside: Path) -> Iterator[None]:
 
 
 @contextmanager
-def written_beside(target: Path) -> Iterator[Path]:
+def written_beside(target: Path, *, aside: Path | None = None) -> Iterator[Path]:
     """A new folder that is renamed to ``target`` once it is complete and on disk; an interruption leaves no ``target``.
 
     Use it only within ``only_one`` of the parent folder, because it removes leftovers of killed writes there.
+
+    Args:
+        aside: the name that a folder at ``target`` gets just before; what an interruption left there is removed. None
+            means that there is none at ``target``.
+
+    Raises:
+        Interrupted: another machine holds the folder by now; nothing was removed.
     """
+    confirm_held()
     for leftover in filter(Path.is_dir, target.parent.glob(".*.tmp")):
         shutil.rmtree(leftover)
     beside = place_beside(target)
@@ -210,9 +218,14 @@ def written_beside(target: Path) -> Iterator[Path]:
             for path in (*beside.rglob("*"), beside):
                 sync(path)
             confirm_held()
+            if aside is not None and target.exists():
+                if aside.exists():
+                    shutil.rmtree(aside)
+                target.rename(aside)
             beside.rename(target)
             sync(target.parent)
     finally:
+        confirm_held()  # what has the name by now may be the other machine's
         shutil.rmtree(beside, ignore_errors=True)
 
 

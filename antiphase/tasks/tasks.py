@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings
 from antiphase.data.labelled import Row, column_of, labelled_rows
-from antiphase.data.tokenization import in_chat, last_words, tokens_after
+from antiphase.data.tokenization import id_count, in_chat, last_words, tokens_after
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
 from antiphase.reading.templates import UNUSABLE, Templates
@@ -102,7 +102,7 @@ class LabelledTask:
         self.labels: dict[str, str] = {}
         self.tokens: dict[tuple[str, str], tuple[int, ...]] = {}
         self.stop = tuple(
-            token for token in range(len(tokenizer)) if "\n" in tokenizer.decode([token])
+            token for token in range(id_count(tokenizer)) if "\n" in tokenizer.decode([token])
         ) if settings.kind == "answer" else ()  # fmt: skip
         self.has_own_examples = settings.demonstrations is not None
         self._read()

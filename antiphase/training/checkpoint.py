@@ -45,6 +45,8 @@ DIVIDED = 3
 SHARD = re.compile(r"shard-[\w.-]+")
 KEPT = 2
 """Number of checkpoints that are kept."""
+REPLACED = ".old"
+"""Suffix of a checkpoint while another one of its step takes its place; until then it is one like the others."""
 AFRESH = "to begin the run afresh, or choose another --output"
 
 
@@ -104,19 +106,25 @@ def step_folder(folder: Path, step: int) -> Path:
 
 @contextmanager
 def added(folder: Path, step: int) -> Iterator[Path]:
-    """A folder to write a checkpoint to; it appears at the end, when all older ones but ``KEPT`` are deleted."""
+    """A folder to write a checkpoint to; it appears at the end, and only then are others deleted: all older ones but
+    ``KEPT``, and those of this step or later ones, which are damaged, because the run resumed from an earlier one.
+
+    Raises:
+        Interrupted: another machine holds the folder by now; nothing was deleted.
+    """
     final = step_folder(folder, step)
-    before = [path for path in checkpoints(folder) if path.name < final.name]
-    with written_beside(final) as fresh:
+    aside = final.with_suffix(REPLACED)
+    found = checkpoints(folder)
+    before = [path for path in found if path.stem < final.name]
+    with written_beside(final, aside=aside) as fresh:
         yield fresh
-        for path in set(checkpoints(folder)) - set(before):  # damaged, because the run resumed from an earlier one
+    for path in {aside, *found} - {final, *before[: KEPT - 1]}:
+        if path.exists():
             shutil.rmtree(path)
-    for path in before[KEPT - 1 :]:
-        shutil.rmtree(path)
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Folders of a run's checkpoints, newest first.
+    """Folders of a run's checkpoints, newest first; one that another of its step replaces comes after that one.
 
     Raises:
         InputError: the run has a checkpoint of format 1.
@@ -128,7 +136,7 @@ def checkpoints(folder: Path) -> list[Path]:
                 f"{old} was written by an early version of antiphase 0.1.0, whose state.pt is no longer opened; "
                 f"finish the run with that version, or remove {old} {AFRESH}"
             )
-    return sorted(home.glob("step-*"), reverse=True)
+    return sorted(home.glob("step-*"), key=lambda path: (path.stem, path.suffix != REPLACED), reverse=True)
 
 
 def load_checkpoint(
@@ -219,7 +227,7 @@ def _manifest(source: Path, tree: dict[str, Any]) -> Manifest:
         raise InputError(f"{source} is damaged: {error} in {MANIFEST}") from None
     names = set(manifest.files)
     is_whole = names == {MODEL, OPTIMIZER} if manifest.format == FORMAT else names and all(map(SHARD.fullmatch, names))
-    is_this = is_whole and source == step_folder(source.parent.parent, manifest.progress.step)
+    is_this = is_whole and source.with_suffix("") == step_folder(source.parent.parent, manifest.progress.step)
     if not is_this or min(manifest.progress.seconds, manifest.progress.tokens) < 0:
         raise InputError(f"{source} is damaged: {MANIFEST} is of another checkpoint")
     return manifest

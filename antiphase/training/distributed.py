@@ -197,6 +197,11 @@ class Processes:
         if self.watch is not None:
             self.watch.tick(what)
 
+    def go_on(self, what: str) -> None:
+        """Tell the watch which part of it this process does now, where others may have another number of parts."""
+        if self.watch is not None:
+            self.watch.go_on(what)
+
     def check_storage(self, folder: Path) -> None:
         """Check that every process sees what the first one writes in the folder.
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from antiphase.errors import Interrupted
 from antiphase.folders.contents import file_digest
 from antiphase.folders.ownership import place_beside, sync
 from antiphase.training.checkpoint import (
@@ -57,9 +58,13 @@ class DividedCheckpoints:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Wait for a checkpoint that is being written; its error matters if there is no other."""
+        """Wait for a checkpoint that is being written; its error matters if there is no other than that it was stopped.
+
+        Raises:
+            OSError: the checkpoint could not be written.
+        """
         self.executor.shutdown()
-        if error is None:
+        if error is None or isinstance(error, Interrupted):
             self.finish()
 
     def save(self, progress: Progress) -> None:

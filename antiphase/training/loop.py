@@ -249,8 +249,9 @@ class _Run:
         count = int((batch.labels[:, 1:] >= 0).sum())  # predictions of the whole batch, over all processes
         passes = self.group.passes(batch.input_ids, batch.labels, training.micro_batch_size)
         total = torch.zeros((), device=self.device, dtype=torch.promote_types(self.model.dtype, torch.float32))
+        self.group.tick(f"the computation of step {step + 1}")
         for index, (ids, targets) in enumerate(passes):
-            self.group.tick(f"the computation of step {step + 1}")
+            self.group.go_on(f"forward pass {index + 1} of step {step + 1}")
             with self.group.accumulating(self.objective, is_last=index == len(passes) - 1):
                 with self._precision():
                     loss = self.objective(ids.to(self.device), targets.to(self.device)) / count

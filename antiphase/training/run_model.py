@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings, TrainingSettings
+from antiphase.data.tokenization import id_count
 from antiphase.errors import InputError, naming
 from antiphase.interface import TRITON
 from antiphase.layers.differential import DifferentialAttentionV1
@@ -205,7 +206,7 @@ def model_config(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> P
         InputError: a size is invalid; the message names the field.
     """
     return sized_config(
-        settings, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id,
+        settings, vocab_size=id_count(tokenizer), pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
     )  # fmt: skip
 

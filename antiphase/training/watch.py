@@ -1,7 +1,8 @@
 """Ends a run of several processes when one of them makes no progress, and says which one; or when torchrun is gone.
 
 Each process reports to torchrun's store, from a thread, what it began last. Where one stops, the others soon wait for
-it in a collective operation; the one that stopped has reported fewer beginnings, or reports nothing any more.
+it in a collective operation; the one that stopped has reported fewer beginnings, or reports nothing any more. Forward
+passes within a step show that a process goes on, and are not counted, because processes may have different numbers.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ class Watch:
     def tick(self, what: str) -> None:
         """Tell that this process begins something now; all processes begin the same things in the same order."""
         self._state = (self._state[0] + 1, what, time.monotonic())
+
+    def go_on(self, what: str) -> None:
+        """Tell that this process begins a part of what it does, of which others may have another number of parts."""
+        self._state = (self._state[0], what, time.monotonic())
 
     def begin(self) -> None:
         """Start the thread."""

@@ -4,12 +4,15 @@ import importlib.util
 import itertools
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from antiphase.config import to_yaml
+from antiphase.errors import InputError
 from antiphase.studies.ablations.rows import parameter_count
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +83,39 @@ def test_a_run_with_the_settings_of_another_is_not_trained_again(tmp_path, monke
     record = json.loads(same.record.read_text())
     assert (record["study"], record["levels"], record["values"]) == ("two", {"arm": "x"}, kept["values"])
     assert evidence.reusable(other.settings([], [])) is None
+
+
+def test_a_run_that_is_measured_otherwise_is_trained_again(tmp_path, monkeypatch):
+    """Its held-out loss is of other text."""
+    monkeypatch.setattr(evidence, "RECORDS", tmp_path)
+    settings = evidence.Run("one", {}, {}, 0, "demo").settings([], [])
+    (tmp_path / "one").mkdir()
+    kept = {"settings": evidence.finite(evidence.asdict(settings))}
+    (tmp_path / "one" / "x.json").write_text(json.dumps(kept))
+    for change, found in (
+        ({}, kept),
+        ({"evaluation.samples": 7}, kept),
+        ({"evaluation.validation_sequences": 7}, None),
+    ):
+        assert evidence.reusable(evidence.Run("two", {}, change, 0, "demo").settings([], [])) == found
+
+
+def test_a_finished_folder_with_other_settings_or_text_is_refused(tmp_path, monkeypatch, book):
+    monkeypatch.setattr(evidence, "WORK", tmp_path)
+    monkeypatch.setattr(evidence, "run_jobs", lambda *arguments, **options: pytest.fail("taken"))
+    small = {"data.source": "text", "data.vocabulary_size": 300, "data.sequence_length": 256}
+    run = evidence.Run("study", {"rate": "1"}, small, 0, "demo")
+    settings = run.settings([str(book)], [])
+    folder = tmp_path / "study" / run.name
+    folder.mkdir(parents=True)
+    (folder / "record.json").touch()
+    (folder / "run.yaml").write_text(to_yaml(replace(settings, training=replace(settings.training, steps=7))))
+    with pytest.raises(InputError, match=rf"{folder} holds a run with other settings \(training\.steps"):
+        evidence._trained(run, settings)
+    (folder / "run.yaml").write_text(to_yaml(settings))
+    (folder / "text.sha256").write_text("other\n")
+    with pytest.raises(InputError, match=f"{folder} began with other text"):
+        evidence._trained(run, settings)
 
 
 TUNED = {
@@ -218,6 +254,31 @@ def test_effects_of_chosen_pairs_and_their_change(monkeypatch):
     runs = [{**run, "levels": {"arm": "/".join(run["levels"].values())}} for run in runs]
     tables_of(monkeypatch, {"s": {"factors": {"arm": list(dict.fromkeys(run["levels"]["arm"] for run in runs))}}}, runs)
     assert tables.against("s", {"V1/600": "softmax/600"})[1][:2] == ["V1/600 against softmax/600", "-0.500"]
+
+
+def test_seeds_with_a_diverged_run_are_left_out_and_the_tables_say_so(monkeypatch):
+    runs = made(lambda levels: 4.0)
+    for run in runs:
+        if (run["seed"], run["levels"]["attention"], run["levels"]["norm"]) == (1, "V1", "with"):
+            run["values"] = {"final": {"loss": None}, "block_losses": None}
+    whole = [run for run in runs if run["seed"] != 1]
+    tables_of(monkeypatch, {"s": {"factors": FACTORS}}, whole)
+    expected = [tables.losses("s"), tables.main_effects("s"), tables.simple_effects("s", "start")]
+    tables_of(monkeypatch, {"s": {"factors": FACTORS}}, runs)
+    for table, other in zip(
+        (tables.losses("s"), tables.main_effects("s"), tables.simple_effects("s", "start")), expected, strict=True
+    ):
+        assert table[0][0] == f"{other[0][0]} (2 runs diverged; without these seeds)"
+        assert table[1:] == other[1:]
+
+
+def test_an_arm_that_diverged_at_every_rate_has_no_lowest_loss(monkeypatch):
+    runs = [
+        {"levels": {"arm": "a", "start": "old", "rate": rate}, "values": {"final": {"loss": None}, "spikes": 0}}
+        for rate in ("1e-3", "2e-3")
+    ]
+    tables_of(monkeypatch, TUNED, runs)
+    assert tables.tuned("grid")[1:] == [["a, start old", "diverged", "diverged", "0"]]
 
 
 def survival_runs(steps, arm):

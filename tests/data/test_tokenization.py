@@ -1,14 +1,24 @@
 """Tokenizers: lossless, digit by digit, the same for the same text, and usable after saving."""
 
+import json
+from dataclasses import replace
+
+import numpy
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from antiphase.config import load_preset
 from antiphase.data import tokenization
-from antiphase.data.tokenization import END, PAD, pieces, train_tokenizer
+from antiphase.data.prepare import prepare
+from antiphase.data.retrieval import TextLanguage
+from antiphase.data.tokenization import END, PAD, id_count, pieces, train_tokenizer
 from antiphase.errors import InputError
 from antiphase.reading.tokenizers import load_tokenizer
+from antiphase.training.run_model import model_config
 
 PROSE = [
     "It was the best of times, it was the worst of times, it was the age of wisdom, "
@@ -164,3 +174,30 @@ def test_pieces_cut_before_single_white_space():
     assert list(pieces("aa bb  cc\ndd", 3, lambda text, position: True)) == ["aa bb  cc", "\ndd"]
     assert list(pieces("aaaa bbbb cccc", 5)) == ["aaaa bbbb", " cccc"]
     assert list(pieces("a" * 10, 3)) == ["aaa", "aaa", "aaaa"]
+
+
+@pytest.fixture
+def gap_tokenizer(text_tokenizer):
+    """The small tokenizer with a gap in its ids: the largest one is more by 37."""
+    tree = json.loads(text_tokenizer.backend_tokenizer.to_str())
+    vocabulary = tree["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.get)] += 37
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(tree)), eos_token=END, pad_token=PAD)
+
+
+def test_ids_may_leave_gaps(gap_tokenizer, text_tokenizer, book, tmp_path):
+    largest = len(text_tokenizer) - 1 + 37
+    assert id_count(text_tokenizer) == len(text_tokenizer)
+    assert id_count(gap_tokenizer) == largest + 1
+    ids, places = TextLanguage(gap_tokenizer, numpy.full(40, largest)).filler(9, torch.Generator())
+    assert ids == [largest] * 9
+    assert places[0] == 0
+    gap_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    settings = [f"data.tokenizer={tmp_path / 'tokenizer'}", "data.repeat_share=0.5", "data.needle_share=0.25"]
+    run = load_preset("half-hour", settings, data=[book]).run
+    data = prepare(replace(run.data, sequence_length=256, needles=2, queries=1), tmp_path / "cache")
+    assert model_config(run, data.tokenizer).vocab_size == largest + 1
+    stream = data.stream(batch_size=8, seed=0)
+    drawn = {token for step in range(20) for token in stream.batch(step).input_ids.unique().tolist()}
+    assert largest in drawn
+    assert not drawn & set(range(len(text_tokenizer) - 1, largest))

@@ -6,12 +6,15 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.execution import ray_cluster, ray_node
+from antiphase.execution.executor import Command
 from antiphase.execution.ray_cluster import RayExecutor
 from antiphase.execution.settings import ExecutorSettings
 from antiphase.studies.compare.measure import compare
@@ -170,3 +173,18 @@ def test_room_is_looked_for_on_each_node(tmp_path):
         RayExecutor(None, 9, 0)._usable(nodes)
     with pytest.raises(InputError, match="--job-cpus 4 and --job-gpus 1: no node of the cluster has both"):
         RayExecutor(None, 4, 1)._usable(nodes)
+
+
+def test_a_node_of_a_cluster_is_given_absolute_paths(tmp_path, monkeypatch):
+    """Its worker has a working folder of its own."""
+    given = []
+
+    def remote(**options):
+        return lambda function: SimpleNamespace(remote=lambda *arguments: given.append((function, arguments)))
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(remote=remote))
+    monkeypatch.chdir(tmp_path)
+    command = Command("run", ["train"], Path("out/run"), Path("out/logs/run.log"))
+    ray_cluster.RayPool(1, 1, 0, print).start(command)
+    paths = (str(tmp_path / "out/run"), str(tmp_path / "out/logs/run.log"), str(tmp_path))
+    assert given == [(ray_node.execute, (["train"], *paths))]

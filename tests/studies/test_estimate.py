@@ -196,6 +196,22 @@ def test_memory_and_communication_of_two_processes_with_a_whole_model_each(size,
     assert_agree(counted, sizes_of(run)[1], step_of(run, gpus=2, shard=1), rel=0.05)
 
 
+def test_an_uneven_batch_costs_what_the_gpu_with_the_most_sequences_needs(size):
+    batches = {15: {}, 16: {}}
+    for batch, row in batches.items():
+        preset = load_preset(str(size), [f"training.batch_size={batch}"])
+        for found in estimated(preset, EstimateSettings(gpus=8)):
+            row[found.arm] = found
+    for arm, uneven in batches[15].items():
+        even = batches[16][arm]
+        assert (uneven.sequences, uneven.passes, uneven.total) == (2, 1, even.total)
+        assert uneven.days == pytest.approx(even.days, rel=1e-12)
+        assert uneven.tokens_a_second == pytest.approx(even.tokens_a_second * 15 / 16, rel=1e-12)
+    run = load_preset(str(size), ["training.batch_size=15", "training.micro_batch_size=1"]).run
+    step = step_of(run, gpus=8, shard=4)
+    assert (step.sequences, step.passes) == (1, 2)
+
+
 def test_the_least_division_that_fits_is_chosen(size):
     run = load_preset(str(size), ["training.batch_size=16"]).run
     sizes = sizes_of(run)[1]

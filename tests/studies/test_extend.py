@@ -82,7 +82,10 @@ def test_a_run_on_text_goes_on_with_its_tokenizer_and_more_of_long_documents(
     model = str(tmp_path / "text")
     with pytest.raises(InputError, match=r"--validation is missing: .*text held out a share of its text"):
         extension(model, length=240)
-    run = extension(model, length=240, validation=[str(held_out)], long_share=0.5, overrides=["training.steps=1"])
+    with pytest.raises(InputError, match=r"data\.long_share \(0\.1\) gives no sequence from inside one document"):
+        extension(model, length=240, validation=[str(held_out)], long_share=0.1)
+    overrides = ["training.steps=1", "training.batch_size=6"]
+    run = extension(model, length=240, validation=[str(held_out)], long_share=0.5, overrides=overrides)
     assert run.data.tokenizer == model
     assert run.data.paths == [book]
     assert run.data.long_share == 0.5

@@ -95,7 +95,7 @@ def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, 
     def run(*more):
         monkeypatch.setattr(sys, "argv", [
             "antiphase", "scaling", "--preset", str(tiny_preset), "--output", str(tmp_path / "s"), "--seeds", "0",
-            "--widths", "8,16,24,32", "--steps", "10,20", *more,
+            "--widths", "8,16,24,32", "--steps", "10,20", "--set", "model.vocab_size=500", *more,
         ])  # fmt: skip
         with pytest.raises(SystemExit) as caught:
             cli.main()
@@ -114,6 +114,7 @@ def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, 
         folder = tmp_path / "s" / f"{row['arm']}-width{row['width']}-steps{row['steps']}-seed0"
         assert row["loss"] == values_of(folder)["final"]["loss"]
         vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+        assert vocabulary == 500
         assert row["parameters"] - row["non_embedding_parameters"] == vocabulary * row["width"]
     record = Record.load(tmp_path / "s")
     (table,) = [table for table in summary.main_tables(record) if table.title == "Loss by size and by tokens"]

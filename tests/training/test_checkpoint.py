@@ -13,7 +13,8 @@ from torch.distributed import checkpoint as distributed_checkpoint
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 
 from antiphase.config import TrainingSettings
-from antiphase.errors import InputError
+from antiphase.errors import InputError, Interrupted
+from antiphase.folders.holders import held
 from antiphase.training import checkpoint
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from antiphase.training.optimizer import build_optimizer
@@ -235,14 +236,67 @@ def test_the_first_checkpoint_is_there_whole_or_not_at_all(tmp_path, parts, monk
     assert found(tmp_path, *parts) == (1 if moment == "fsync 5" else None)
 
 
-@pytest.mark.parametrize("moment", ["rmtree", "rename", "done"])
+@pytest.mark.parametrize("moment", ["fsync 4", "rename", "rename 2", "fsync 5", "rmtree", "done"])
 def test_a_crash_while_a_damaged_checkpoint_is_replaced(tmp_path, parts, monkeypatch, moment):
-    """The first folder to be removed is then the damaged one."""
-    saved(tmp_path, *parts, 1, 2)
-    flip(tmp_path / "checkpoint" / "step-00000002" / "model.safetensors", -1)
+    saved(tmp_path, *parts, 1, 2, 4)
+    for step in (2, 4):
+        flip(tmp_path / "checkpoint" / f"step-{step:08}" / "model.safetensors", -1)
+    saved(tmp_path / "first", *parts, 1)
+    shutil.copytree(tmp_path / "first", tmp_path, dirs_exist_ok=True)
     assert found(tmp_path, *parts) == 1
     save_until(moment, tmp_path, *parts, 2, monkeypatch)
-    assert found(tmp_path, *parts) == (2 if moment == "done" else 1)
+    assert found(tmp_path, *parts) == (2 if moment in ("fsync 5", "rmtree", "done") else 1)
+    saved(tmp_path, *parts, 2)
+    assert sorted(os.listdir(tmp_path / "checkpoint")) == ["step-00000001", "step-00000002"]
+    assert found(tmp_path, *parts) == 2
+
+
+@pytest.mark.parametrize("second", ["rename", "rmtree"])
+@pytest.mark.parametrize("first", [*MOMENTS, "rename 2"])
+def test_a_step_that_is_saved_again_has_a_checkpoint_at_any_time(tmp_path, parts, monkeypatch, first, second):
+    saved(tmp_path, *parts, 3)
+    for moment in (first, second):
+        save_until(moment, tmp_path, *parts, 3, monkeypatch)
+        said = []
+        assert found(tmp_path, *parts, say=said.append) == 3
+        assert not said
+    saved(tmp_path, *parts, 3)
+    assert os.listdir(tmp_path / "checkpoint") == ["step-00000003"]
+    saved(tmp_path, *parts, 4, 5)
+    assert steps_in(tmp_path) == [5, 4]
+
+
+def taken_over(folder):
+    other = {"machine": "another boot", "host": "node7", "process": 3, "token": "t"}
+    (folder / ".holder").write_text(json.dumps(other))
+
+
+def test_checkpoints_of_a_machine_that_took_the_folder_over_stay(tmp_path, parts):
+    with held(tmp_path):
+        saved(tmp_path, *parts, 1)
+        taken_over(tmp_path)
+        for name in ("step-00000003", "step-00000004", ".step-00000002.tmp", ".step-00000005.tmp"):
+            (tmp_path / "checkpoint" / name).mkdir()
+        before = sorted(os.listdir(tmp_path / "checkpoint"))
+        with pytest.raises(Interrupted, match="was taken over by a process on node7"):
+            saved(tmp_path, *parts, 2)
+    assert sorted(os.listdir(tmp_path / "checkpoint")) == before
+
+
+def test_what_another_machine_writes_under_the_same_name_stays(tmp_path, parts):
+    """It took the folder over while a checkpoint was being written."""
+    fresh = tmp_path / "checkpoint" / ".step-00000002.tmp"
+
+    def save():
+        with checkpoint.added(tmp_path, 2):
+            taken_over(tmp_path)
+            (tmp_path / "checkpoint" / "step-00000003").mkdir()
+            (fresh / "theirs").touch()
+
+    with held(tmp_path), pytest.raises(Interrupted, match="was taken over by a process on node7"):
+        save()
+    assert (fresh / "theirs").exists()
+    assert steps_in(tmp_path) == [3]
 
 
 def flip(path, place, bit=0):

@@ -1,6 +1,7 @@
 """Weights divided over processes, in a group of one process that stands for many."""
 
 import copy
+import errno
 import json
 import re
 import threading
@@ -16,7 +17,7 @@ from transformers import AutoModelForCausalLM
 import antiphase
 from antiphase.config import MeshSettings, TrainingSettings, load_preset
 from antiphase.data.prepare import prepare
-from antiphase.errors import DivergedError, InputError, NonFiniteError
+from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
 from antiphase.layers.exchange import Exchange
 from antiphase.scoring.likelihood import greedy_predictions, negative_log_likelihoods
 from antiphase.training import divided_checkpoint, divided_files, run_model
@@ -27,7 +28,7 @@ from antiphase.training.divided_files import export
 from antiphase.training.loop import NextTokenLoss
 from antiphase.training.optimizer import build_optimizer
 from antiphase.training.sharding import whole
-from antiphase.training.watch import Report, hang_message
+from antiphase.training.watch import Report, Watch, hang_message
 
 
 @pytest.fixture
@@ -441,6 +442,34 @@ def test_processes_that_do_not_divide_heads_are_refused(settings, monkeypatch, t
 def test_what_cannot_be_divided_is_refused(tiny_preset, overrides, message):
     with pytest.raises(InputError, match=re.escape(message)):
         load_preset(str(tiny_preset), overrides)
+
+
+def test_a_checkpoint_that_fails_after_a_stop_is_told(tmp_path, group, trained, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(divided_checkpoint, "write_parts", full)
+
+    def stopped(error):
+        with DividedCheckpoints(tmp_path, *trained(group), group, 60) as saving:
+            saving.save(progress(1))
+            raise error
+
+    with pytest.raises(OSError, match="No space left on device"):
+        stopped(Interrupted())
+    with pytest.raises(ZeroDivisionError):
+        stopped(ZeroDivisionError())
+
+
+def test_a_part_of_a_step_is_told_and_not_counted():
+    watch = Watch(dist.HashStore(), 0, 1, 60.0)
+    watch.tick("step 1")
+    watch.go_on("forward pass 1 of step 1")
+    watch.go_on("forward pass 2 of step 1")
+    watch.begin()
+    watch.end()
+    told = json.loads(watch.store.get("0"))
+    assert (told["beginnings"], told["what"]) == (1, "forward pass 2 of step 1")
 
 
 def test_the_message_about_a_hang_names_the_process():

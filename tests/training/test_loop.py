@@ -243,6 +243,19 @@ def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path, run, monk
     assert max(gradient.abs().max() for gradient in gradients[6][0]) > 1e-3
 
 
+def test_what_processes_count_depends_on_no_number_of_passes(tmp_path, run, monkeypatch):
+    """One with a sequence more takes a pass more, and must not seem to be ahead of the others."""
+    counted, passes = {}, {}
+    monkeypatch.setattr(loop.Processes, "tick", lambda group, what: counted[size].append(what))
+    monkeypatch.setattr(loop.Processes, "go_on", lambda group, what: passes[size].append(what))
+    for size in (6, 4):
+        counted[size], passes[size] = [], []
+        run(tmp_path / str(size), f"training.micro_batch_size={size}", "training.steps=2")
+    assert counted[6] == counted[4]
+    assert "the computation of step 2" in counted[6]
+    assert passes[4] == [f"forward pass {number} of step {step}" for step in (1, 2) for number in (1, 2)]
+
+
 def test_logged_loss_is_the_mean_over_predicted_tokens(tmp_path, run, settings):
     run(tmp_path / "run", "training.steps=1", "training.micro_batch_size=4")
     (line,) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

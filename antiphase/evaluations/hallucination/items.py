@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from antiphase.data.labelled import Row, labelled_rows
-from antiphase.data.tokenization import prompt_tokens
+from antiphase.data.tokenization import id_count, prompt_tokens
 from antiphase.errors import InputError
 from antiphase.evaluations.hallucination import MODEL, WRONG, SystemScore
 from antiphase.evaluations.hallucination.grounding import (
@@ -182,7 +182,7 @@ def write(loaded: LoadedModel, prompts: Sequence[Sequence[int]], *, longest: int
         ValueError: logits are NaN.
     """
     tokenizer = loaded.tokenizer
-    stop = [token for token in range(len(tokenizer)) if "\n" in tokenizer.decode([token])]
+    stop = [token for token in range(id_count(tokenizer)) if "\n" in tokenizer.decode([token])]
     written = generated_tokens(loaded.model, prompts, longest=longest, stop=stop)
     return [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in written]
 

@@ -93,15 +93,20 @@ def _sized(config: AntiphaseConfig) -> tuple[AntiphaseForCausalLM, Sizes]:
 
 
 def step_of(run: RunSettings, *, gpus: int, shard: int, context: int = 1) -> Step:
-    """How a run's step is made on each of several GPUs."""
+    """How a run's step is made on each of several GPUs; on one with the most sequences, if they are not equal."""
     training, tensor = run.training, run.training.mesh.tensor
-    own = training.batch_size // (gpus // (context * tensor))
+    own = _most_sequences(run, groups=gpus // (context * tensor))
     sequences = min(training.micro_batch_size or own, own)
     return Step(
         sequences=sequences, length=run.data.sequence_length, passes=-(-own // sequences), shard=shard,
         replicas=gpus // (shard * context * tensor), context=context, tensor=tensor,
         is_half=training.precision != "float32", is_checkpointed=training.gradient_checkpointing,
     )  # fmt: skip
+
+
+def _most_sequences(run: RunSettings, *, groups: int) -> int:
+    """The most sequences of a batch that one of the groups of GPUs has, for which the others wait."""
+    return -(-run.training.batch_size // groups)
 
 
 def chosen_mesh(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> tuple[Step, Memory, str]:
@@ -199,7 +204,9 @@ def _estimated(arm: str, run: RunSettings, fleet: EstimateSettings) -> Estimated
     forward = forward_flops(model, step.length)
     passes = 4 if step.is_checkpointed else 3  # a backward pass is two forward passes; checkpoints repeat one
     tokens = run.training.steps * run.training.batch_size * step.length
-    speed = fleet.flops / (passes * forward)
+    groups = step.replicas * step.shard
+    busy = run.training.batch_size / (groups * _most_sequences(run, groups=groups))  # share of the time, on average
+    speed = busy * fleet.flops / (passes * forward)
     sent = communication(sizes, step)
     return EstimatedRun(
         arm=arm, parameters=whole.parameters, tokens=tokens, flops_a_token=3 * forward, flops=3 * forward * tokens,

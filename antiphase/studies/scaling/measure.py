@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from antiphase.config import Preset, RunSettings, TrainingSettings
+from antiphase.data.tokenization import id_count
 from antiphase.errors import InputError
 from antiphase.execution.choice import executor_of
 from antiphase.execution.executor import Executor
@@ -72,7 +73,7 @@ def scaling(
     started = time.perf_counter()
     with grid.held(resume=resume, say=say) as data:
         grid.train(report, say)
-        runs = {job.name: _run_row(grid, job, vocabulary=len(data.tokenizer)) for job in grid.jobs}
+        runs = {job.name: _run_row(grid, job, vocabulary=id_count(data.tokenizer)) for job in grid.jobs}
         found = [
             ladder_of(
                 axis, [runs[grid.name(one, arm, seed)] for one in ladder for seed in seeds for arm in arms], arms, seeds
@@ -134,8 +135,13 @@ def resized(run: RunSettings, width: int) -> RunSettings:
 
 
 def _run_row(grid: Grid, job: Job, *, vocabulary: int) -> ScaledRun:
+    """
+    Args:
+        vocabulary: rows that the tokenizer's ids need; the table of embeddings may have more.
+    """
     run, model = grid.result(job), job.settings.model
-    embeddings = vocabulary * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    rows = vocabulary if model.vocab_size is None else model.vocab_size
+    embeddings = rows * model.hidden_size * (1 if model.tie_word_embeddings else 2)
     training = job.settings.training
     return ScaledRun(
         arm=job.arm,
