@@ -183,7 +183,7 @@ class TrainingSettings:
     beta1: float = bounded(0.9, least=0, below=1)
     beta2: float = bounded(0.95, least=0, below=1)
     weight_decay: float = bounded(0.1, least=0)
-    """Weight decay of matrices, including embeddings; norms and λ have none."""
+    """Weight decay of matrices, including embeddings; norms, biases and λ vectors have none."""
     clip: float = bounded(1.0, above=0)
     """Gradients are clipped to this global norm."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
