@@ -12,9 +12,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from antiphase.errors import InputError, nearest
+from antiphase.errors import InputError, nearest, shown
 from antiphase.reading.files import parse_yaml, read_yaml
 from antiphase.settings import (
+    SEEDS,
     CompareSettings,
     DataSettings,
     EvaluationSettings,
@@ -288,6 +289,8 @@ def _check_compare(compare: CompareSettings) -> None:
             raise InputError(f"compare.also names the arm {unknown[0]!r}; known: {', '.join(compare.arms)}")
     if not compare.seeds or len(set(compare.seeds)) != len(compare.seeds):
         raise InputError(f"--seeds must be different whole numbers, got {compare.seeds}")
+    if any(not SEEDS[0] <= seed <= SEEDS[1] for seed in compare.seeds):
+        raise InputError(f"--seeds must lie between {SEEDS[0]} and {SEEDS[1]}, got {shown(compare.seeds)}")
     if not 0 <= compare.threshold < 1:
         raise InputError(f"compare.threshold must be at least 0 and below 1, got {compare.threshold}")
     if compare.processes is not None and compare.processes < 1:

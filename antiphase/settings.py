@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from antiphase.typed import bounded
 
+SEEDS = -(1 << 63), (1 << 64) - 1
+"""The least and the largest seed: the 64 bits that generators of torch take, with or without a sign."""
+
 
 @dataclass(kw_only=True)
 class ModelSettings:
@@ -180,7 +183,7 @@ class TrainingSettings:
     beta1: float = bounded(0.9, least=0, below=1)
     beta2: float = bounded(0.95, least=0, below=1)
     weight_decay: float = bounded(0.1, least=0)
-    """Weight decay of matrices, including embeddings; norms and λ have none."""
+    """Weight decay of matrices, including embeddings; norms, biases and λ vectors have none."""
     clip: float = bounded(1.0, above=0)
     """Gradients are clipped to this global norm."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
@@ -198,7 +201,7 @@ class TrainingSettings:
     """Attention function during training; ``antiphase_triton`` uses the fused GPU kernels, and None means
     ``antiphase``. It is not saved with the model.
     """
-    seed: int = 0
+    seed: int = bounded(0, least=SEEDS[0], most=SEEDS[1])
     log_every: int = bounded(10, least=1)
     """Steps between lines of ``metrics.jsonl``."""
     evaluate_every: int = bounded(100, least=1)

@@ -5,6 +5,7 @@ import inspect
 import math
 
 import pytest
+import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -304,6 +305,18 @@ def test_seeds_must_differ(preset, seeds):
         load_preset(preset(), [f"compare.seeds={seeds}"])
 
 
+@pytest.mark.parametrize("seed", [-(1 << 63), (1 << 64) - 1])
+def test_seeds_have_64_bits(preset, seed):
+    torch.manual_seed(seed)
+    loaded = load_preset(preset(), [f"training.seed={seed}", f"compare.seeds=[{seed}]"])
+    assert [loaded.run.training.seed] == loaded.compare.seeds == [seed]
+    beyond = seed + (1 if seed > 0 else -1)
+    with pytest.raises(InputError, match=rf"training\.seed must lie between -\d+ and \d+, got {beyond}$"):
+        load_preset(preset(), [f"training.seed={beyond}"])
+    with pytest.raises(InputError, match=r"--seeds must lie between -\d+ and \d+, got"):
+        load_preset(preset(), [f"compare.seeds=[3, {beyond}]"])
+
+
 def test_longer_evaluation_needs_longer_positions(preset):
     with pytest.raises(InputError, match=r"model\.max_position_embeddings \(20\) is shorter"):
         load_preset(preset(), ["model.max_position_embeddings=20", "evaluation.lengths=[16,21]"])
@@ -349,7 +362,7 @@ words = st.text(max_size=20)
     rate=positive,
     theta=positive,
     steps=st.integers(1, 10**12),
-    seed=st.integers(-(2**70), 2**70),
+    seed=st.integers(-(2**63), 2**64 - 1),
     share=st.integers(0, 64).map(lambda rows: rows / 64),  # of a batch of 64: whole sequences
     depths=st.lists(st.floats(min_value=0, max_value=1), min_size=1, max_size=3, unique=True),
     flag=st.booleans(),

@@ -43,4 +43,4 @@ def overrides_from(folder: str, *, flag: str) -> list[str]:
         raise InputError(f"{flag} {folder} is a model of type {config.model_type!r}; use antiphase convert first")
     settings = model_settings(config, flag=f"{flag} {folder}")
     settings |= {"training.start_from": folder, "data.tokenizer": folder}
-    return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.studies.extend.measure import extension, raised_base
+from antiphase.studies.started import overrides_from
 from antiphase.studies.training_run import train_run
 from support.records import values
 
@@ -44,6 +45,14 @@ def test_at_the_same_base_it_is_the_same_function_before_it_is_trained(tmp_path,
     ids = torch.randint(0, old.config.vocab_size, (2, 25))
     with torch.no_grad():
         torch.testing.assert_close(new(input_ids=ids).logits, old(input_ids=ids).logits, atol=1e-5, rtol=0)
+
+
+def test_a_folder_may_have_any_name(tmp_path, tiny_preset):
+    model = str(tmp_path / "größer 🙂")
+    train_run(load_preset(str(tiny_preset)).run, Path(model), resume=False)
+    assert extension(model, length=50).training.start_from == model
+    overrides = [*overrides_from(model, flag="MODEL"), "data.tokenizer=null"]
+    assert load_preset(str(tiny_preset), overrides).run.training.start_from == model
 
 
 def test_the_base_is_raised_for_the_channels_that_positions_rotate(tmp_path, tiny_preset):

@@ -49,6 +49,12 @@ def test_three_arms_of_the_sizes_that_conversion_gives(tiny_preset, tmp_path):
     assert len(shared) == 1
 
 
+def test_the_study_may_have_any_name(tiny_preset, tmp_path):
+    model, study = trained(tmp_path / "run", tiny_preset), tmp_path / "größer 🙂"
+    arms = upcycle_preset(model, study).compare.arms
+    assert [str(Path(arm["training.start_from"]).parents[1]) for arm in arms.values()] == [str(study)] * 3
+
+
 def test_unsuitable_models_are_refused(tiny_preset, tmp_path):
     with pytest.raises(InputError, match=r"MODEL .*config\.json is missing"):
         upcycle_preset(str(tmp_path), tmp_path / "up")

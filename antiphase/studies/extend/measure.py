@@ -87,7 +87,7 @@ def extension(
     }
     if trained.data.source == "text":
         changes["data.tokenizer"] = model
-    given = [*(f"{key}={json.dumps(value)}" for key, value in changes.items()), *overrides]
+    given = [*(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in changes.items()), *overrides]
     run = load_preset(str(Path(model) / SETTINGS), given, data=data, validation=validation).run
     if run.data.sequence_length != length:
         raise InputError(f"--length {length} sets data.sequence_length; remove it from --set")

@@ -94,7 +94,7 @@ def upcycle_preset(
         defaults["compare.seeds"] = [trained.training.seed + 1 + index for index in range(SEEDS)]
     if trained is None or trained.data.source == "text":
         defaults["data.tokenizer"] = str(_start(output, "softmax"))
-    given = [*(f"{key}={json.dumps(value)}" for key, value in defaults.items()), *overrides]
+    given = [*(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in defaults.items()), *overrides]
     preset = load_preset(CONTINUE if trained is None else str(path), given, data=data, validation=validation)
     if trained is not None:
         _check_same_data(preset, trained, model)
