@@ -157,6 +157,7 @@ def test_each_arm_gets_the_start_and_rate_of_its_lowest_loss(tmp_path, monkeypat
         list(evidence.runs_of("best", TUNED["best"]))
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_has_a_record_that_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(evidence, "WORK", tmp_path)
     small = {"training.steps": 40, "training.warmup_steps": 1, "training.evaluate_every": 20, "training.threads": 1}
