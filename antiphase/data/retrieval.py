@@ -19,8 +19,10 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.data.tokenization import id_count
 from antiphase.errors import InputError
+from antiphase.ops.shapes import IGNORED_TARGET
 
-IGNORED_LABEL = -100
+IGNORED_LABEL = IGNORED_TARGET
+"""Label of a token that is not predicted."""
 SPANS = ("first_token", "instruction", "answer", "other_needles", "filler", "question")
 """Parts of a prompt; each token up to the end of the first question belongs to exactly one."""
 

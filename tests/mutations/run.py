@@ -215,7 +215,8 @@ def survives(copy: Path, mutation: Mutation) -> bool:
         told = last_words(copy)
         raise CampaignError(f"{mutation.name}: no test failed, but pytest ended with status {status}:\n{told}")
     what = "SURVIVED" if failed is None else "caught"
-    print(f"{what:8}  {seconds:6.1f} s  {mutation.name:58}  {failed or mutation.tests}", flush=True)  # noqa: T201
+    told = f"{what:8}  {seconds:6.1f} s  {mutation.name:58}  {failed or mutation.tests}"
+    print(told, flush=True)  # noqa: T201  # a script speaks
     return failed is None
 
 
@@ -258,7 +259,8 @@ def main() -> int:
         print(error, file=sys.stderr)  # noqa: T201  # a script speaks
         return 2
     seconds = time.perf_counter() - started
-    print(f"{len(chosen) - len(survivors)} of {len(chosen)} mutations caught in {seconds:.0f} s")  # noqa: T201
+    told = f"{len(chosen) - len(survivors)} of {len(chosen)} mutations caught in {seconds:.0f} s"
+    print(told)  # noqa: T201  # a script speaks
     return int(bool(survivors))
 
 

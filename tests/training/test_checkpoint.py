@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,12 +17,9 @@ from antiphase.folders.holders import held
 from antiphase.training import checkpoint
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from antiphase.training.optimizer import build_optimizer
+from support.crashes import MOMENTS, Crash, crash_at
 
 FILES = ["checkpoint.json", "model.safetensors", "optimizer.safetensors"]
-
-
-class Crash(BaseException):
-    """A process that ends here."""
 
 
 @pytest.fixture
@@ -171,30 +167,6 @@ def test_distributed_checkpoints_of_torch_read_it_by_name(tmp_path, parts):
     for name, parameter in model.named_parameters():
         assert torch.equal(read[name], parameter), name
         assert torch.equal(moments[f"{name}.exp_avg"], optimizer.state[parameter]["exp_avg"]), name
-
-
-HOMES = {"mkdir": Path, "save_file": checkpoint, "write_bytes": Path, "fsync": os, "rename": Path,
-         "rmtree": shutil}  # fmt: skip
-MOMENTS = ["mkdir", "save_file 1", "save_file 2", "write_bytes", "fsync 1", "fsync 4", "rename", "fsync 5",
-           "rmtree", "done"]  # fmt: skip
-
-
-def crash_at(moment, patch):
-    """Let the process end just before a call that changes the disk."""
-    name, _, count = moment.partition(" ")
-    if name not in HOMES:
-        return
-    real, calls = getattr(HOMES[name], name), []
-
-    def call(*arguments, **options):
-        if name == "rmtree" and not arguments[0].name.startswith("step-"):
-            return real(*arguments, **options)  # what an earlier crash has left
-        calls.append(1)
-        if len(calls) == int(count or 1):
-            raise Crash
-        return real(*arguments, **options)
-
-    patch.setattr(HOMES[name], name, call)
 
 
 def save_until(moment, folder, model, optimizer, step, monkeypatch):
