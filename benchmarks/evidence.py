@@ -132,7 +132,8 @@ def best_of(sources: Sequence[str], arm: str) -> Choice:
     """What served an arm best in studies with the factors arm, start and rate; runs that diverged never do.
 
     Raises:
-        ValueError: the best rate is the lowest or the highest that was tried, so there may be a better one.
+        ValueError: every run diverged, or the best rate is the lowest or the highest that was tried, so there may be a
+            better one.
     """
     known = studies()
     losses: dict[tuple[str, str], float] = {}
@@ -142,6 +143,8 @@ def best_of(sources: Sequence[str], arm: str) -> Choice:
             if run.levels["arm"] == arm:
                 losses[run.levels["start"], run.levels["rate"]] = math.inf if loss is None else loss
     start, rate = min(losses, key=losses.__getitem__)
+    if math.isinf(losses[start, rate]):
+        raise ValueError(f"{arm}: every run of {', '.join(sources)} diverged")
     tried = sorted(float(other) for begun, other in losses if begun == start)
     if float(rate) in (tried[0], tried[-1]):
         raise ValueError(f"{arm}: the best rate, {rate} from the start {start}, is at the grid's edge; extend it")

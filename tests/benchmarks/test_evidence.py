@@ -155,6 +155,10 @@ def test_each_arm_gets_the_start_and_rate_of_its_lowest_loss(tmp_path, monkeypat
     write(next(run for run in grid if tuple(run.levels.values()) == ("b", "old", "4e-3")), 1.5)
     with pytest.raises(ValueError, match=r"b: the best rate, 4e-3 from the start old, is at the grid's edge"):
         list(evidence.runs_of("best", TUNED["best"]))
+    for run in grid:
+        write(run, None)
+    with pytest.raises(ValueError, match="a: every run of grid diverged"):
+        list(evidence.runs_of("best", TUNED["best"]))
 
 
 @pytest.mark.slow
