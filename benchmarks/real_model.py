@@ -98,11 +98,15 @@ def short(data: str) -> Steps:
 
 
 def long(data: str) -> Steps:
-    """The measurements of the paper at the lengths that this model reads in hours on one core."""
+    """The measurements of the paper at the lengths that this model reads in hours on one core.
+
+    The longest of them compute in bf16, which is 1.6 times as fast here; calibration and numbers per layer are in fp32.
+    """
     text = ("--data", f"{data}/essays")
     shots = ("--orders", "10", "--samples", "200")
     depths = ("--depths", "0,0.25,0.5,0.75,1")
-    xsum = ("--data", f"{data}/summarization/xsum-1000.jsonl", "--samples", "200")
+    half = ("--dtype", "bfloat16")
+    xsum = ("--data", f"{data}/summarization/xsum-1000.jsonl", "--samples", "200", *half)
     return {
         **{name: words for name, words in short(data).items() if name in (PLAIN, V2, "look")},
         "probe": ("probe", PLAIN, *text, "--length", "2048", "--samples", "16"),
@@ -110,7 +114,7 @@ def long(data: str) -> Steps:
         "long-context": ("evaluate", "long-context", PLAIN, *text, "--length", "2048", "--samples", "32"),
         "needles": (
             "evaluate", "needles", PLAIN, *text, "--length", "512,1024,2048", "--needles", "1,4", "--queries", "1,2",
-            *depths, "--samples", "20",
+            *depths, "--samples", "20", *half,
         ),
         "allocation": (
             "evaluate", "allocation", PLAIN, *text, "--length", "1024", "--needles", "4", "--queries", "1", *depths,
@@ -121,7 +125,7 @@ def long(data: str) -> Steps:
         ),
         **{
             f"many-shot-{name}": (
-                "evaluate", "many-shot", PLAIN, "--task", f"{name}.yaml", "--shots", "1,4,16,64", *shots,
+                "evaluate", "many-shot", PLAIN, "--task", f"{name}.yaml", "--shots", "1,4,16,64", *shots, *half,
             )
             for name in SHOWN
         },
@@ -131,7 +135,7 @@ def long(data: str) -> Steps:
         ),
         "harness": (
             "evaluate", "harness", PLAIN, "--include-path", LM_EVAL, "--tasks", ",".join(LM_EVAL_TASKS),
-            "--num-fewshot", "0,4", "--limit", "400",
+            "--num-fewshot", "0,4", "--limit", "400", *half,
         ),
         "confirm": (
             "calibrate", "confirm", PLAIN, *(word for name in JUDGED for word in ("--task", f"{name}-zero.yaml")),
