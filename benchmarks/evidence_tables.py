@@ -179,3 +179,37 @@ def passes(study: str) -> Rows:
             cells.append(", ".join("never" if step is None else f"{step:,}" for _, step in chosen) or "–")
         rows.append([name, *cells])
     return rows
+
+
+TABLES: dict[str, Callable[[], Rows]] = {
+    "demo-rates": lambda: passes("demo-rates"),
+    "evidence": progress,
+    "factorial": lambda: losses("factorial"),
+    "factorial-attention": lambda: simple_effects("factorial", "attention"),
+    "factorial-start": lambda: simple_effects("factorial", "start"),
+    "factorial-effects": lambda: main_effects("factorial"),
+    "outputs": lambda: losses("outputs"),
+    "outputs-effects": lambda: [
+        *simple_effects("outputs", "outputs"),
+        *simple_effects("outputs", "attention")[1:],
+    ],
+    "heads-of-width-16": lambda: losses("heads-of-width-16"),
+    "heads-of-width-16-effects": lambda: simple_effects("heads-of-width-16", "attention"),
+    "heads-of-one-model": lambda: losses("heads-of-one-model"),
+    "heads-of-one-model-effects": lambda: simple_effects("heads-of-one-model", "attention"),
+    "tied": lambda: losses("tied"),
+    "tied-effects": lambda: [
+        *simple_effects("tied", "attention"),
+        *simple_effects("tied", "head")[1:],
+        main_effects("tied")[-1],  # the interaction
+    ],
+    "precision": lambda: losses("precision"),
+    "precision-effects": lambda: [
+        *simple_effects("precision", "precision"),
+        *simple_effects("precision", "attention")[1:],
+    ],
+    "survival": lambda: survival("survival", "attention"),
+    "norm-weight": lambda: main_effects("norm-weight"),
+    "lambda": lambda: main_effects("lambda"),
+}
+"""By the names that stand in pages."""
