@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import math
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -89,27 +90,33 @@ def studies(path: Path = STUDIES) -> dict[str, Any]:
 def runs_of(name: str, study: Mapping[str, Any]) -> Iterator[Run]:
     """Every combination of levels with every seed: all arms of a seed, then the next seed.
 
-    A study with ``chosen_from`` adds to each arm what served it best in those studies; it has no runs before they are
-    finished.
+    A study with ``chosen_from`` adds to each arm what served it best in those studies, one with ``common_from`` adds to
+    all runs what served their arms best on average; neither has runs before those studies are finished.
     """
     factors = study["factors"]
-    sources = study.get("chosen_from", ())
-    if missing(sources):
+    if missing(sources_of(study)):
         return
-    chosen = {arm: best_of(sources, arm).changes for arm in factors["arm"]} if sources else {}
+    arms = factors["arm"] if "chosen_from" in study else ()
+    own = {arm: best_of(study["chosen_from"], [arm]).changes for arm in arms}
+    common = best_of(study["common_from"]).changes if "common_from" in study else {}
     for seed in study["seeds"]:
         for levels in itertools.product(*factors.values()):
             changes: dict[str, Any] = dict(study.get("settings", {}))
             for factor, level in zip(factors.values(), levels, strict=True):
                 changes |= factor[level]
             named = dict(zip(factors, levels, strict=True))
-            changes |= chosen.get(named.get("arm", ""), {})
+            changes |= common | own.get(named.get("arm", ""), {})
             yield Run(name, named, changes, seed, study["base"])
 
 
 def count(study: Mapping[str, Any]) -> int:
     """The number of a study's runs."""
     return len(study["seeds"]) * math.prod(map(len, study["factors"].values()))
+
+
+def sources_of(study: Mapping[str, Any]) -> list[str]:
+    """The studies that choose settings for this one."""
+    return [*study.get("chosen_from", ()), *study.get("common_from", ())]
 
 
 def missing(sources: Sequence[str]) -> int:
@@ -120,34 +127,38 @@ def missing(sources: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Choice:
-    """The combination of levels with an arm's lowest held-out loss."""
+    """The start and the rate with the lowest held-out loss of an arm, or mean loss of several."""
 
     levels: dict[str, str]
-    """Without the arm."""
     changes: dict[str, Any]
     """The settings of these levels."""
 
 
-def best_of(sources: Sequence[str], arm: str) -> Choice:
-    """What served an arm best in studies with the factors arm, start and rate; runs that diverged never do.
+def best_of(sources: Sequence[str], arms: Sequence[str] | None = None) -> Choice:
+    """What served these arms best, or all, in studies with the factors arm, start and rate.
+
+    Settings with which a run diverged are never chosen.
 
     Raises:
-        ValueError: every run diverged, or the best rate is the lowest or the highest that was tried, so there may be a
-            better one.
+        ValueError: a run of every setting diverged, or the best rate is the lowest or the highest that was tried, so
+            there may be a better one.
     """
     known = studies()
-    losses: dict[tuple[str, str], float] = {}
+    losses: dict[tuple[str, str], list[float]] = {}
     for name in sources:
         for run in runs_of(name, known[name]):
             loss = json.loads(run.record.read_text("utf-8"))["values"]["final"]["loss"]
-            if run.levels["arm"] == arm:
-                losses[run.levels["start"], run.levels["rate"]] = math.inf if loss is None else loss
-    start, rate = min(losses, key=losses.__getitem__)
-    if math.isinf(losses[start, rate]):
-        raise ValueError(f"{arm}: every run of {', '.join(sources)} diverged")
-    tried = sorted(float(other) for begun, other in losses if begun == start)
+            if arms is None or run.levels["arm"] in arms:
+                found = losses.setdefault((run.levels["start"], run.levels["rate"]), [])
+                found.append(math.inf if loss is None else loss)
+    means = {setting: statistics.fmean(values) for setting, values in losses.items()}
+    start, rate = min(means, key=means.__getitem__)
+    who = "all arms" if arms is None else ", ".join(arms)
+    if math.isinf(means[start, rate]):
+        raise ValueError(f"{who}: in {', '.join(sources)} a run diverged with every start and rate")
+    tried = sorted(float(other) for begun, other in means if begun == start)
     if float(rate) in (tried[0], tried[-1]):
-        raise ValueError(f"{arm}: the best rate, {rate} from the start {start}, is at the grid's edge; extend it")
+        raise ValueError(f"{who}: the best rate, {rate} from the start {start}, is at the grid's edge; extend it")
     (rates, starts) = (
         {level: changes for name in sources for level, changes in known[name]["factors"][factor].items()}
         for factor in ("rate", "start")
@@ -251,8 +262,8 @@ def main() -> None:
     left = [run for name in names for run in runs_of(name, known[name]) if not run.record.is_file()]
     console.print(f"{len(left)} runs have no record yet")
     for name in names:
-        if waits := missing(known[name].get("chosen_from", [])):
-            console.print(f"{name} waits for {waits} runs of {', '.join(known[name]['chosen_from'])}")
+        if waits := missing(sources := sources_of(known[name])):
+            console.print(f"{name} waits for {waits} runs of {', '.join(sources)}")
     started = time.monotonic()
     for place, run in enumerate(left, start=1):
         if time.monotonic() - started > 60 * given.minutes:

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
-from evidence import best_of, count, studies
+from evidence import Choice, best_of, count, studies
 from evidence_effects import Effect, Results, described, log_rank, results, runs_of, survivals
 
 Rows = list[list[str]]
@@ -74,18 +74,22 @@ def _cell(loss: float | str | None, best: float | None) -> str:
 
 
 def arms(common: str, best: str) -> Rows:
-    """Held-out loss of every arm at the common setting and at its best: mean and seeds, and the setting."""
+    """Held-out loss of every arm at the common setting and at its best: mean and seeds, and the settings."""
     notes = (_diverged(found(common)), _diverged(found(best)))
-    rows = [["arm", f"common setting{notes[0]}", f"its best{notes[1]}", "start and rate of its best"]]
+    shared = _words(best_of(studies()[common]["common_from"]))
+    rows = [["arm", f"common setting: {shared}{notes[0]}", f"its best{notes[1]}", "start and rate of its best"]]
     sources = studies()[best]["chosen_from"]
     for arm in studies()[common]["factors"]["arm"]:
         cells = []
         for study in (common, best):
             values = found(study).losses[found(study).combinations.index((arm,))]
             cells.append(f"{statistics.fmean(values):.3f} [{', '.join(f'{value:.3f}' for value in values)}]")
-        levels = best_of(sources, arm).levels
-        rows.append([arm, *cells, f"{described('start', levels['start'])}, {levels['rate']}"])
+        rows.append([arm, *cells, _words(best_of(sources, [arm]))])
     return rows
+
+
+def _words(choice: Choice) -> str:
+    return f"{described('start', choice.levels['start'])}, {choice.levels['rate']}"
 
 
 def against(study: str, pairs: Mapping[str, str]) -> Rows:

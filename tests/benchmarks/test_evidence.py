@@ -54,9 +54,9 @@ def made(truth, *, seeds=3, blocks=40, seed_noise=0.0, text_noise=0.0, generator
 def test_every_study_is_whole_and_its_runs_have_names_of_their_own():
     for name, study in evidence.studies().items():
         runs = list(evidence.runs_of(name, study))
-        waits = bool(evidence.missing(study.get("chosen_from", [])))
+        waits = bool(evidence.missing(evidence.sources_of(study)))
         assert len({run.record for run in runs}) == len(runs) == (0 if waits else evidence.count(study))
-        assert set(study) <= {"question", "base", "settings", "seeds", "factors", "chosen_from"}
+        assert set(study) <= {"question", "base", "settings", "seeds", "factors", "chosen_from", "common_from"}
         for run in runs:
             settings = run.settings(["books"], ["held-out"])
             assert settings.training.seed == run.seed
@@ -129,14 +129,18 @@ TUNED = {
     },
     "best": {"base": "demo", "seeds": [0, 1], "chosen_from": ["grid"], "settings": {"training.steps": 9},
              "factors": {"arm": {"a": {}, "b": {"model.head_norm": True}}}},
+    "common": {"base": "demo", "seeds": [0], "common_from": ["grid"], "settings": {"training.learning_rate": 9.0},
+               "factors": {"steps": {"9": {"training.steps": 9}}}},
 }  # fmt: skip
 
 
-def test_each_arm_gets_the_start_and_rate_of_its_lowest_loss(tmp_path, monkeypatch):
+def test_each_arm_gets_the_start_and_rate_of_its_lowest_loss_and_all_those_of_the_lowest_mean(tmp_path, monkeypatch):
     monkeypatch.setattr(evidence, "RECORDS", tmp_path)
     monkeypatch.setattr(evidence, "studies", lambda: TUNED)
     grid = list(evidence.runs_of("grid", TUNED["grid"]))
-    losses = {("a", "new", "2e-3"): 1.0, ("b", "old", "2e-3"): 2.0, ("a", "old", "1e-3"): None}
+    losses = {
+        ("a", "new", "2e-3"): 1.0, ("a", "old", "2e-3"): 1.4, ("b", "old", "2e-3"): 2.0, ("a", "old", "1e-3"): None,
+    }  # fmt: skip
 
     def write(run, loss):
         run.record.parent.mkdir(exist_ok=True)
@@ -145,20 +149,24 @@ def test_each_arm_gets_the_start_and_rate_of_its_lowest_loss(tmp_path, monkeypat
     for run in grid[1:]:
         write(run, losses.get(tuple(run.levels.values()), 3.0))
     assert evidence.missing(["grid"]) == 1
-    assert list(evidence.runs_of("best", TUNED["best"])) == []
+    assert list(evidence.runs_of("best", TUNED["best"])) == list(evidence.runs_of("common", TUNED["common"])) == []
     assert evidence.count(TUNED["best"]) == 4
     write(grid[0], None)  # this one diverged
     found = {(run.levels["arm"], run.seed): run.changes for run in evidence.runs_of("best", TUNED["best"])}
     of_a = {"training.steps": 9, "model.initializer": "fan_in", "training.learning_rate": 2e-3}
     of_b = {"training.steps": 9, "model.head_norm": True, "model.initializer": "normal", "training.learning_rate": 2e-3}
     assert found == {("a", 0): of_a, ("a", 1): of_a, ("b", 0): of_b, ("b", 1): of_b}
+    (of_all,) = evidence.runs_of("common", TUNED["common"])  # mean 1.7; of the best of a, 2.0
+    assert of_all.changes == {"training.steps": 9, "model.initializer": "normal", "training.learning_rate": 2e-3}
     write(next(run for run in grid if tuple(run.levels.values()) == ("b", "old", "4e-3")), 1.5)
     with pytest.raises(ValueError, match=r"b: the best rate, 4e-3 from the start old, is at the grid's edge"):
         list(evidence.runs_of("best", TUNED["best"]))
     for run in grid:
         write(run, None)
-    with pytest.raises(ValueError, match="a: every run of grid diverged"):
+    with pytest.raises(ValueError, match="a: in grid a run diverged with every start and rate"):
         list(evidence.runs_of("best", TUNED["best"]))
+    with pytest.raises(ValueError, match="all arms: in grid a run diverged with every start and rate"):
+        list(evidence.runs_of("common", TUNED["common"]))
 
 
 @pytest.mark.slow
