@@ -125,6 +125,10 @@ def missing(sources: Sequence[str]) -> int:
     return sum(not run.record.is_file() for name in sources for run in runs_of(name, known[name]))
 
 
+class NoChoice(ValueError):
+    """Finished studies do not say which setting is best."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """The start and the rate with the lowest held-out loss of an arm, or mean loss of several."""
@@ -140,7 +144,7 @@ def best_of(sources: Sequence[str], arms: Sequence[str] | None = None) -> Choice
     Settings with which a run diverged are never chosen.
 
     Raises:
-        ValueError: a run of every setting diverged, or the best rate is the lowest or the highest that was tried, so
+        NoChoice: a run of every setting diverged, or the best rate is the lowest or the highest that was tried, so
             there may be a better one.
     """
     known = studies()
@@ -155,10 +159,10 @@ def best_of(sources: Sequence[str], arms: Sequence[str] | None = None) -> Choice
     start, rate = min(means, key=means.__getitem__)
     who = "all arms" if arms is None else ", ".join(arms)
     if math.isinf(means[start, rate]):
-        raise ValueError(f"{who}: in {', '.join(sources)} a run diverged with every start and rate")
+        raise NoChoice(f"{who}: in {', '.join(sources)} a run diverged with every start and rate")
     tried = sorted(float(other) for begun, other in means if begun == start)
     if float(rate) in (tried[0], tried[-1]):
-        raise ValueError(f"{who}: the best rate, {rate} from the start {start}, is at the grid's edge; extend it")
+        raise NoChoice(f"{who}: the best rate, {rate} from the start {start}, is at the grid's edge; extend it")
     (rates, starts) = (
         {level: changes for name in sources for level, changes in known[name]["factors"][factor].items()}
         for factor in ("rate", "start")
@@ -188,12 +192,13 @@ def block_losses(folder: Path, settings: RunSettings) -> dict[str, list[float]] 
 
 
 def reusable(settings: RunSettings) -> dict[str, Any] | None:
-    """The record of a run of another study with the same settings, which determine the training completely."""
+    """The record of a run of another study with the same settings and text."""
     wanted = _identity(finite(asdict(settings)))
+    content = prepare(settings.data, WORK / "tokens").content
     for path in sorted(RECORDS.glob("*/*.json")):
         kept = json.loads(path.read_text("utf-8"))
         known = build(RunSettings, kept["settings"], strict=False)  # settings that are newer have their defaults
-        if _identity(finite(asdict(known))) == wanted:
+        if _identity(finite(asdict(known))) == wanted and kept.get("content") == content:
             return kept
     return None
 
@@ -232,6 +237,7 @@ def _trained(run: Run, settings: RunSettings) -> dict[str, Any]:
     norms = [line["gradient_norm"] for line in lines]
     return {
         "seed": run.seed,
+        "content": prepare(settings.data, WORK / "tokens").content,
         "values": {
             **{name: record.values[name] for name in ("parameters", "tokens", "seconds", "curve", "final", "lambdas")},
             "diverged": record.values.get("diverged"),
@@ -259,11 +265,15 @@ def main() -> None:
     names = given.studies.split(",") if given.studies else list(known)
     if unknown := [name for name in names if name not in known]:
         parser.error(f"--studies: unknown study {unknown[0]!r}; known: {', '.join(known)}")
-    left = [run for name in names for run in runs_of(name, known[name]) if not run.record.is_file()]
-    console.print(f"{len(left)} runs have no record yet")
+    left = []
     for name in names:
+        try:
+            left += [run for run in runs_of(name, known[name]) if not run.record.is_file()]
+        except NoChoice as error:
+            console.print(f"{name} cannot begin. {error}")
         if waits := missing(sources := sources_of(known[name])):
             console.print(f"{name} waits for {waits} runs of {', '.join(sources)}")
+    console.print(f"{len(left)} runs have no record yet")
     started = time.monotonic()
     for place, run in enumerate(left, start=1):
         if time.monotonic() - started > 60 * given.minutes:

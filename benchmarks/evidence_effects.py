@@ -1,15 +1,17 @@
 """Effects of the factors of a study in ``evidence.yaml`` on the held-out loss, with intervals; survival of runs.
 
-Every seed is a block that contains every combination of levels once (randomized complete blocks). A contrast of
-combinations is estimated by its mean over the seeds. Its variance is the sum of two parts: the variance over seeds,
-from the residuals of all combinations together, and the variance over held-out text, from the contrast's values for
-each block of text. Degrees of freedom are Satterthwaite's.
+Every seed contains every combination of levels once. A contrast of combinations is estimated by its mean over the seeds,
+so arms are compared within seeds. Its variance is the sum of two parts: that of the contrast over seeds, and that over
+held-out text, from the contrast's values for each group of neighbouring blocks. Degrees of freedom are Satterthwaite's.
+Residuals of different combinations are not pooled: combinations that are nearly the same model would count as
+independent. The held-out text is what it is, two books: intervals do not cover other books.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,9 @@ from scipy import stats
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs/records/evidence"
+
+GROUP = 20
+"""Neighbouring blocks of text whose mean counts as one value, because neighbours are alike."""
 
 Levels = tuple[str, ...]
 """One level of each factor, in the order of the factors."""
@@ -40,39 +45,45 @@ class Effect:
 
     name: str
     estimate: float
+    """NaN without a seed."""
     low: float
     high: float
-    """Bounds of the 95 % interval over seeds and held-out text."""
+    """Bounds of the 95 % interval over seeds and held-out text; NaN with fewer than two seeds."""
     seeds: int
+    """Number of seeds with a loss for each combination of the contrast."""
 
 
 @dataclass(frozen=True)
 class Results:
-    """Held-out losses of a study's complete seeds."""
+    """Held-out losses of a study's finished runs."""
 
     factors: dict[str, list[str]]
     combinations: list[Levels]
     seeds: list[int]
     losses: np.ndarray[Any, np.dtype[np.float64]]
-    """(combinations, seeds)."""
-    blocks: np.ndarray[Any, np.dtype[np.float64]]
-    """(combinations, seeds, blocks of text)."""
-    diverged: int = 0
-    """Number of runs without a loss, whose seeds are therefore not complete."""
+    """(combinations, seeds); NaN where a run diverged or is not finished."""
+    groups: np.ndarray[Any, np.dtype[np.float64]]
+    """(combinations, seeds, groups of blocks of text); NaN likewise."""
+    diverged: set[tuple[Levels, int]]
+    """Runs without a loss, by combination and seed."""
 
     def contrast(self, name: str, weights: Mapping[Levels, float]) -> Effect:
-        """Σ weight · loss over combinations, with its interval."""
-        vector = np.array([weights.get(levels, 0.0) for levels in self.combinations])
-        combinations, seeds = self.losses.shape
-        estimate = float(vector @ self.losses.mean(1))
-        residuals = self.losses - self.losses.mean(1, keepdims=True) - self.losses.mean(0, keepdims=True)
-        residuals = residuals + self.losses.mean()
-        freedom = (combinations - 1) * (seeds - 1)
-        over_seeds = (residuals**2).sum() / freedom * (vector**2).sum() / seeds
-        by_block = np.einsum("c,csb->b", vector, self.blocks) / seeds
-        over_text = by_block.var(ddof=1) / len(by_block)
+        """Σ weight · loss over combinations, with its interval, from the seeds with a loss for each of them."""
+        used = [index for index, levels in enumerate(self.combinations) if weights.get(levels, 0.0)]
+        vector = np.array([weights[self.combinations[index]] for index in used])
+        complete = np.isfinite(self.losses[used]).all(0)
+        by_seed = vector @ self.losses[used][:, complete]
+        seeds = len(by_seed)
+        estimate = float(by_seed.mean()) if seeds else math.nan
+        if seeds < 2:
+            return Effect(name, estimate, math.nan, math.nan, seeds)
+        over_seeds = by_seed.var(ddof=1) / seeds
+        by_group = np.einsum("c,csg->g", vector, self.groups[used][:, complete]) / seeds
+        over_text = by_group.var(ddof=1) / len(by_group)
         total = over_seeds + over_text
-        satterthwaite = total**2 / (over_seeds**2 / freedom + over_text**2 / (len(by_block) - 1))
+        if not total:
+            return Effect(name, estimate, estimate, estimate, seeds)
+        satterthwaite = total**2 / (over_seeds**2 / (seeds - 1) + over_text**2 / (len(by_group) - 1))
         margin = float(stats.t.ppf(0.975, satterthwaite) * total**0.5)
         return Effect(name, estimate, estimate - margin, estimate + margin, seeds)
 
@@ -124,25 +135,32 @@ def runs_of(study: str, folder: Path = RECORDS) -> list[dict[str, Any]]:
 
 
 def results(runs: Sequence[Mapping[str, Any]], factors: Mapping[str, Sequence[str]]) -> Results:
-    """The complete seeds of a study: those with which every combination of levels was trained and none diverged.
-
-    Raises:
-        ValueError: fewer than two seeds are complete.
-    """
+    """The held-out losses of a study, from the records of its finished runs."""
     combinations = list(itertools.product(*factors.values()))
-    ended = [run for run in runs if run["values"]["final"]["loss"] is not None]
-    found = {(tuple(run["levels"][name] for name in factors), run["seed"]): run["values"] for run in ended}
+    found = {(tuple(run["levels"][name] for name in factors), run["seed"]): run["values"] for run in runs}
+    ended = {key: values for key, values in found.items() if values["final"]["loss"] is not None}
     seeds = sorted({seed for _, seed in found})
-    seeds = [seed for seed in seeds if all((levels, seed) in found for levels in combinations)]
-    if len(seeds) < 2:
-        raise ValueError(f"an effect needs at least two complete seeds, got {len(seeds)}")
-    blocks = [
-        [list(itertools.chain(*found[levels, seed]["block_losses"].values())) for seed in seeds]
-        for levels in combinations
+    groups = {key: grouped(values["block_losses"]) for key, values in ended.items()}
+    none = np.full(max((len(means) for means in groups.values()), default=0), np.nan)
+    keys = [[(levels, seed) for seed in seeds] for levels in combinations]
+    return Results(
+        {name: list(levels) for name, levels in factors.items()},
+        combinations,
+        seeds,
+        np.array([[ended[key]["final"]["loss"] if key in ended else np.nan for key in row] for row in keys]),
+        np.array([[groups.get(key, none) for key in row] for row in keys]),
+        found.keys() - ended.keys(),
+    )
+
+
+def grouped(documents: Mapping[str, Sequence[float]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Means of neighbouring blocks of text, ``GROUP`` or about as many; at least two groups for each document."""
+    means = [
+        part.mean()
+        for blocks in documents.values()
+        for part in np.array_split(np.array(blocks), min(len(blocks), max(2, round(len(blocks) / GROUP))))
     ]
-    losses = [[found[levels, seed]["final"]["loss"] for seed in seeds] for levels in combinations]
-    names = {name: list(levels) for name, levels in factors.items()}
-    return Results(names, combinations, seeds, np.array(losses), np.array(blocks), len(runs) - len(ended))
+    return np.array(means)
 
 
 @dataclass(frozen=True)

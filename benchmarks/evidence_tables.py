@@ -6,19 +6,20 @@ The table of an unfinished study shows the finished runs and their number.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from evidence import Choice, best_of, count, studies
-from evidence_effects import Effect, Results, described, log_rank, results, runs_of, survivals
+from evidence_effects import Effect, Levels, Results, described, log_rank, results, runs_of, survivals
 
 Rows = list[list[str]]
 
 
 @cache
 def found(study: str) -> Results:
-    """Held-out losses of the study's complete seeds."""
+    """Held-out losses of the study's finished runs."""
     return results(runs_of(study), {name: list(levels) for name, levels in studies()[study]["factors"].items()})
 
 
@@ -26,13 +27,12 @@ def losses(study: str) -> Rows:
     """Held-out loss of every combination, mean and seeds: the first factors form the rows, the last one the columns."""
     known = found(study)
     *rest, last = known.factors
-    head = [", ".join(rest) + _diverged(known), *(described(last, level) for level in known.factors[last])]
+    head = [", ".join(rest), *(described(last, level) for level in known.factors[last])]
     rows = [head]
     for levels in itertools.product(*(known.factors[name] for name in rest)):
         cells = []
         for level in known.factors[last]:
-            values = known.losses[known.combinations.index((*levels, level))]
-            cells.append(f"{statistics.fmean(values):.3f} [{', '.join(f'{value:.3f}' for value in values)}]")
+            cells.append(_mean_and_seeds(known, (*levels, level)))
         rows.append([", ".join(described(name, level) for name, level in zip(rest, levels, strict=True)), *cells])
     return rows
 
@@ -41,7 +41,7 @@ def tuned(*names: str) -> Rows:
     """Held-out loss of every arm and start by learning rate, with one seed; bold where it is the arm's lowest."""
     runs = [run for name in names for run in runs_of(name)]
     rates = sorted({run["levels"]["rate"] for run in runs}, key=float)
-    rows = [["arm, start", *(f"rate {rate}" for rate in rates), "gradient spikes"]]
+    rows = [["arm, start", *(f"rate {rate}" for rate in rates), "gradient spikes per run"]]
     losses = {
         (run["levels"]["arm"], run["levels"]["start"], run["levels"]["rate"]): run["values"]["final"]["loss"]
         for run in runs
@@ -50,7 +50,8 @@ def tuned(*names: str) -> Rows:
         best = min((loss for key, loss in losses.items() if key[0] == arm and loss is not None), default=None)
         cells = [_cell(losses.get((arm, start, rate), "–"), best) for rate in rates]
         own = [run for run in runs if (run["levels"]["arm"], run["levels"]["start"]) == (arm, start)]
-        rows.append([f"{arm}, {described('start', start)}", *cells, str(sum(run["values"]["spikes"] for run in own))])
+        spikes = statistics.fmean(run["values"]["spikes"] for run in own)
+        rows.append([f"{arm}, {described('start', start)}", *cells, f"{spikes:.1f}"])
     return rows
 
 
@@ -75,17 +76,26 @@ def _cell(loss: float | str | None, best: float | None) -> str:
 
 def arms(common: str, best: str) -> Rows:
     """Held-out loss of every arm at the common setting and at its best: mean and seeds, and the settings."""
-    notes = (_diverged(found(common)), _diverged(found(best)))
     shared = _words(best_of(studies()[common]["common_from"]))
-    rows = [["arm", f"common setting: {shared}{notes[0]}", f"its best{notes[1]}", "start and rate of its best"]]
+    rows = [["arm", "parameters", f"common setting: {shared}", "its best", "start and rate of its best"]]
+    parameters = {run["levels"]["arm"]: run["values"]["parameters"] for run in runs_of(common)}
     sources = studies()[best]["chosen_from"]
     for arm in studies()[common]["factors"]["arm"]:
-        cells = []
-        for study in (common, best):
-            values = found(study).losses[found(study).combinations.index((arm,))]
-            cells.append(f"{statistics.fmean(values):.3f} [{', '.join(f'{value:.3f}' for value in values)}]")
-        rows.append([arm, *cells, _words(best_of(sources, [arm]))])
+        cells = [_mean_and_seeds(found(study), (arm,)) for study in (common, best)]
+        rows.append([arm, f"{parameters[arm]:,}", *cells, _words(best_of(sources, [arm]))])
     return rows
+
+
+def _mean_and_seeds(known: Results, levels: Levels) -> str:
+    """Mean over the seeds with a loss, and every finished seed in brackets."""
+    row = known.losses[known.combinations.index(levels)]
+    cells = [
+        "diverged" if (levels, seed) in known.diverged else f"{loss:.3f}"
+        for seed, loss in zip(known.seeds, row, strict=True)
+        if (levels, seed) in known.diverged or not math.isnan(loss)
+    ]
+    ended = [loss for loss in row if not math.isnan(loss)]
+    return f"{statistics.fmean(ended):.3f} [{', '.join(cells)}]" if ended else ", ".join(cells) or "–"
 
 
 def _words(choice: Choice) -> str:
@@ -96,7 +106,6 @@ def against(study: str, pairs: Mapping[str, str]) -> Rows:
     """Effect of each arm against the one that it departs from."""
     known = found(study)
     return _effects(
-        known,
         [known.contrast(f"{arm} against {other}", {(arm,): 1.0, (other,): -1.0}) for arm, other in pairs.items()],
     )
 
@@ -112,7 +121,6 @@ def change_of_effect(study: str, factor: str, other: str) -> Rows:
         return (level, at) if place == 0 else (at, level)
 
     return _effects(
-        known,
         [
             known.contrast(
                 f"difference at {described(other, level)} against that at {described(other, first)}",
@@ -126,12 +134,12 @@ def change_of_effect(study: str, factor: str, other: str) -> Rows:
 def main_effects(study: str) -> Rows:
     """Effects of every factor and of every pair of factors."""
     known = found(study)
-    return _effects(known, [*known.main_effects(), *known.interactions()])
+    return _effects([*known.main_effects(), *known.interactions()])
 
 
 def simple_effects(study: str, factor: str) -> Rows:
     """Effects of one factor at every combination of the others."""
-    return _effects(found(study), found(study).simple_effects(factor))
+    return _effects(found(study).simple_effects(factor))
 
 
 def progress() -> Rows:
@@ -154,16 +162,17 @@ def survival(study: str, factor: str) -> Rows:
     return rows
 
 
-def _effects(known: Results, effects: list[Effect]) -> Rows:
-    rows = [[f"effect on the held-out loss, nats per token{_diverged(known)}", "estimate", "95 % interval"]]
-    return rows + [[e.name, f"{e.estimate:+.3f}", f"{e.low:+.3f} to {e.high:+.3f}"] for e in effects]
-
-
-def _diverged(known: Results) -> str:
-    """What a table's head says about runs that diverged; nothing if none did."""
-    if not known.diverged:
-        return ""
-    return f" ({known.diverged} {'run' if known.diverged == 1 else 'runs'} diverged; without these seeds)"
+def _effects(effects: list[Effect]) -> Rows:
+    """With a column of seeds where they are not all the same."""
+    rows = [["effect on the held-out loss, nats per token", "estimate", "95 % interval"]]
+    rows += [
+        [e.name, "–" if math.isnan(e.estimate) else f"{e.estimate:+.3f}",
+         "–" if math.isnan(e.low) else f"{e.low:+.3f} to {e.high:+.3f}"]
+        for e in effects
+    ]  # fmt: skip
+    if len({effect.seeds for effect in effects}) > 1:
+        rows = [[*row, column] for row, column in zip(rows, ["seeds", *(str(e.seeds) for e in effects)], strict=True)]
+    return rows
 
 
 def passes(study: str) -> Rows:
