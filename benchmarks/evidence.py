@@ -125,7 +125,7 @@ def missing(sources: Sequence[str]) -> int:
     return sum(not run.record.is_file() for name in sources for run in runs_of(name, known[name]))
 
 
-class NoChoice(ValueError):
+class NoChoiceError(ValueError):
     """Finished studies do not say which setting is best."""
 
 
@@ -144,7 +144,7 @@ def best_of(sources: Sequence[str], arms: Sequence[str] | None = None) -> Choice
     Settings with which a run diverged are never chosen.
 
     Raises:
-        NoChoice: a run of every setting diverged, or the best rate is the lowest or the highest that was tried, so
+        NoChoiceError: a run of every setting diverged, or the best rate is the lowest or the highest that was tried, so
             there may be a better one.
     """
     known = studies()
@@ -159,10 +159,10 @@ def best_of(sources: Sequence[str], arms: Sequence[str] | None = None) -> Choice
     start, rate = min(means, key=means.__getitem__)
     who = "all arms" if arms is None else ", ".join(arms)
     if math.isinf(means[start, rate]):
-        raise NoChoice(f"{who}: in {', '.join(sources)} a run diverged with every start and rate")
+        raise NoChoiceError(f"{who}: in {', '.join(sources)} a run diverged with every start and rate")
     tried = sorted(float(other) for begun, other in means if begun == start)
     if float(rate) in (tried[0], tried[-1]):
-        raise NoChoice(f"{who}: the best rate, {rate} from the start {start}, is at the grid's edge; extend it")
+        raise NoChoiceError(f"{who}: the best rate, {rate} from the start {start}, is at the grid's edge; extend it")
     (rates, starts) = (
         {level: changes for name in sources for level, changes in known[name]["factors"][factor].items()}
         for factor in ("rate", "start")
@@ -269,7 +269,7 @@ def main() -> None:
     for name in names:
         try:
             left += [run for run in runs_of(name, known[name]) if not run.record.is_file()]
-        except NoChoice as error:
+        except NoChoiceError as error:
             console.print(f"{name} cannot begin. {error}")
         if waits := missing(sources := sources_of(known[name])):
             console.print(f"{name} waits for {waits} runs of {', '.join(sources)}")

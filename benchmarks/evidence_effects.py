@@ -1,10 +1,10 @@
 """Effects of the factors of a study in ``evidence.yaml`` on the held-out loss, with intervals; survival of runs.
 
-Every seed contains every combination of levels once. A contrast of combinations is estimated by its mean over the seeds,
-so arms are compared within seeds. Its variance is the sum of two parts: that of the contrast over seeds, and that over
-held-out text, from the contrast's values for each group of neighbouring blocks. Degrees of freedom are Satterthwaite's.
-Residuals of different combinations are not pooled: combinations that are nearly the same model would count as
-independent. The held-out text is what it is, two books: intervals do not cover other books.
+Every seed contains every combination of levels once. A contrast of combinations is estimated by its mean over the
+seeds, so arms are compared within seeds. Its variance is the sum of two parts: that of the contrast over seeds, and
+that over held-out text, from the contrast's values for each group of neighbouring blocks. Degrees of freedom are
+Satterthwaite's. Residuals of different combinations are not pooled: combinations that are nearly the same model would
+count as independent. The held-out text is what it is, two books: intervals do not cover other books.
 """
 
 from __future__ import annotations
