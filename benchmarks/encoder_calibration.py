@@ -28,7 +28,7 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTo
 from antiphase.baselines.data.labelled_texts import Example, read_examples
 from antiphase.calibration.apply import calibrated
 from antiphase.calibration.plan import CalibrationPlan
-from antiphase.calibration.search import Head, by_layer
+from antiphase.calibration.search import Head, by_layer, unlike
 from antiphase.errors import InputError
 from antiphase.probing.statistics import attention_statistics
 from antiphase.randomness import keyed_generator
@@ -51,14 +51,15 @@ def model_folder() -> Path:
 
 
 class Texts:
-    """The three parts of a labelled set, tokenized once."""
+    """The three parts of a labelled set, tokenized once; a text that occurs twice counts once."""
 
     def __init__(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, parts: Sequence[int], key: str
     ) -> None:
+        examples = unlike(examples, [], lambda example: example.text)
         order = torch.randperm(len(examples), generator=keyed_generator(0, "encoder", key)).tolist()[: sum(parts)]
         if len(order) < sum(parts):
-            raise InputError(f"--data {key}: it has {len(examples)} texts, and {sum(parts)} are needed")
+            raise InputError(f"--data {key}: it has {len(examples)} different texts, and {sum(parts)} are needed")
         names = sorted({example.label for example in examples})
         self.labels = torch.tensor([names.index(examples[index].label) for index in order])
         self.tokens = [tokenizer(examples[index].text, truncation=True)["input_ids"] for index in order]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,7 @@ from antiphase.errors import InputError
 Score = Callable[[PreTrainedModel, Sequence[Any]], Tensor]
 """Returns one score per sample, higher is better."""
 Measured = TypeVar("Measured")
+Item = TypeVar("Item")
 Head = tuple[int, int]
 """0-based layer and head."""
 METHODS = ("exhaustive", "cached", "screen")
@@ -46,7 +47,7 @@ class Split:
     """0-based index of each sample in its data set."""
     held_out_numbers: dict[str, list[int]]
     left_out: dict[str, int]
-    """Number of samples for neither, because they are copies of samples for the search."""
+    """Number of samples for neither, because they are copies of samples for the search or of each other."""
 
 
 def split_samples(
@@ -61,7 +62,7 @@ def split_samples(
     Args:
         held_out: share of each data set for the evaluation.
         key: what identifies a sample. Samples for the evaluation that have the key of one for the search, in any data
-            set, are left out.
+            set, are left out, and so are those with the key of an earlier one in their data set.
 
     Raises:
         InputError: a data set has fewer than two samples, or only copies would be left for its evaluation.
@@ -78,12 +79,22 @@ def split_samples(
     known = set() if key is None else {key(sample) for some in found.search.values() for sample in some}
     for name, given in samples.items():
         numbers = found.held_out_numbers[name]
-        kept = numbers if key is None else [number for number in numbers if key(given[number]) not in known]
+        keys = None if key is None else [key(sample) for sample in given]
+        kept = numbers if keys is None else unlike(numbers, known, keys.__getitem__)
         if not kept:
             raise InputError(f"data set {name} has no sample to evaluate by that is no copy of one that chooses heads")
         found.held_out_numbers[name], found.left_out[name] = kept, len(numbers) - len(kept)
         found.held_out[name] = [given[number] for number in kept]
     return found
+
+
+def unlike(items: Iterable[Item], known: Iterable[Hashable], key: Callable[[Item], Hashable]) -> list[Item]:
+    """The first item with each key, but for keys that are known."""
+    by_key: dict[Hashable, Item] = {}
+    for item in items:
+        by_key.setdefault(key(item), item)
+    barred = set(known)
+    return [item for found, item in by_key.items() if found not in barred]
 
 
 def scores_of(

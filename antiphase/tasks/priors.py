@@ -40,9 +40,10 @@ def balanced_accuracy(scores: Tensor, targets: Tensor) -> float:
 def area_under_curve(scores: Tensor, targets: Tensor) -> float | None:
     """Probability that a label has a higher share of the probability in a sample of its own than in another one.
 
-    The mean over labels (one against the rest); ties count half. None if only one label occurs.
+    Shares are those after mean-centring, so that a label's prior does not matter with more than two labels either. The
+    mean over labels (one against the rest); ties count half. None if only one label occurs.
     """
-    shares = scores.softmax(-1)
+    shares = mean_centred(scores).softmax(-1)
     found = []
     for label in targets.unique().tolist():
         own = (targets == label).numpy()

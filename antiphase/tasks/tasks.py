@@ -346,12 +346,17 @@ class LabelledTask:
         """Best score of a system that does not read the prompt."""
         if self.settings.kind == "answer":
             return best_constant(samples)
-        guess = sum(1 / len(sample.options) for sample in samples) / len(samples)
-        targets = torch.tensor([sample.target for sample in samples])
-        known = [guess, int(torch.bincount(targets).max()) / len(samples)]
+        known = [best_guess(samples)]
         if self.settings.kind == "choice":
             known += [by_length(samples, longest=longest) for longest in (False, True)]
         return max(known)
+
+
+def best_guess(samples: Sequence[Sample]) -> float:
+    """Accuracy of guessing among the options, or of always choosing the commonest, whichever is higher."""
+    guess = sum(1 / len(sample.options) for sample in samples) / len(samples)
+    targets = torch.tensor([sample.target for sample in samples])
+    return max(guess, int(torch.bincount(targets).max()) / len(samples))
 
 
 def best_constant(samples: Sequence[Sample]) -> float:

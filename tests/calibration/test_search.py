@@ -265,14 +265,17 @@ def test_parts_do_not_overlap_and_depend_on_the_seed():
         split_samples({"a": [1]}, held_out=0.5, seed=0)
 
 
-def test_copies_of_samples_that_choose_are_not_held_out():
+def test_copies_of_samples_that_choose_and_of_each_other_are_not_held_out():
     given = {"a": [*range(20), *range(20)], "b": [*range(15, 40)]}
     plain = split_samples(given, held_out=0.5, seed=0)
     found = split_samples(given, held_out=0.5, seed=0, key=lambda number: number)
     assert found.search_numbers == plain.search_numbers
     chosen = {number for some in found.search.values() for number in some}
     for name, numbers in plain.held_out_numbers.items():
-        assert found.held_out_numbers[name] == [i for i in numbers if given[name][i] not in chosen]
+        first: dict[int, int] = {}
+        for i in numbers:
+            first.setdefault(given[name][i], i)
+        assert found.held_out_numbers[name] == [i for number, i in first.items() if number not in chosen]
         assert found.held_out[name] == [given[name][i] for i in found.held_out_numbers[name]]
         assert found.left_out[name] == len(numbers) - len(found.held_out[name]) > 0
         assert plain.left_out[name] == 0

@@ -7,10 +7,12 @@ import numpy
 import pytest
 import torch
 import yaml
+from scipy import stats
 
 from antiphase.records import Record
 from antiphase.studies.calibrate import measuring
 from antiphase.studies.calibrate.cells import Cell
+from antiphase.studies.calibrate.controls import random_heads
 from antiphase.studies.calibrate.study import StudySettings, presentation
 from antiphase.studies.calibrate.study import measure as studying
 
@@ -170,10 +172,24 @@ def test_controls(found):
         {"first token alone": -0.15 * 0.3, "inverse": 0.15}
     )
     drawn = [json.loads(key)[1] for key in planted.keys if key[0] == "["]
-    random = [where for where in drawn if sum(map(len, where.values())) == 2 and where != {"0": [0], "1": [2]}]
-    assert len(random) >= 19  # twenty draws of two heads, none of them kept
-    assert len({json.dumps(where) for where in random}) >= 9  # of the 15 pairs of the six others
-    assert not any((0 in where.get("0", [])) or (2 in where.get("1", [])) for where in random)
+    assert len({json.dumps(where) for where in drawn if sum(map(len, where.values())) == 2}) >= 12  # of 28 pairs
+    assert rows[25]["improved"] == 0
+    assert rows[25]["p"] == pytest.approx(2 * 0.5 ** rows[25]["worsened"])  # the sign test, all one way
+    assert rows[26]["p"] == pytest.approx(2 * 0.5 ** rows[26]["improved"])
+
+
+def test_kept_heads_that_say_nothing_are_one_draw_more_of_random_heads():
+    """Effects of heads add up and the choice knows none of them, so their rank among the draws is uniform."""
+    generator, tried = torch.Generator().manual_seed(0), [(layer, head) for layer in range(8) for head in range(9)]
+    below = 0
+    for seed in range(300):
+        effects = dict(zip(tried, torch.randn(len(tried), generator=generator).tolist(), strict=True))
+        kept = [tried[index] for index in torch.randperm(len(tried), generator=generator)[:32].tolist()]
+        draws = list(random_heads(kept, tried, seed))
+        assert all(len(set(draw.heads)) == 32 and set(draw.heads) <= set(tried) for draw in draws)
+        own, *others = (sum(effects[head] for head in heads) for heads in (kept, *(draw.heads for draw in draws)))
+        below += sum(other >= own for other in others) == 0
+    assert stats.binomtest(below, 300, 1 / 21).pvalue > 0.01
 
 
 def test_screened_heads(found):

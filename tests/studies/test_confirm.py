@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from scipy import stats
+from transformers import AutoTokenizer
 
 import antiphase as antiphase_package
 from antiphase.folders.journal import read_lines
@@ -23,6 +25,7 @@ from antiphase.studies.calibrate.confirm import measure as confirming
 from antiphase.studies.calibrate.confirm import outcomes as resampling
 from antiphase.studies.calibrate.confirm.outcomes import outcomes, verdict
 from antiphase.tasks.priors import area_under_curve, balanced_accuracy
+from antiphase.tasks.tasks import load_task
 from support.records import values
 
 CONFIRM = (
@@ -66,20 +69,26 @@ def test_confirm(antiphase, tmp_path, monkeypatch):
     assert kept == [head for head, change in tried.items() if change > 0]
     assert kept, "no head is kept: the rest of the test would show nothing"
 
-    cells = {line["key"]: line for line in read_lines(tmp_path / "s" / "cells.jsonl")}
-    assert {f"alone {layer}.{head}" for layer, head in tried} <= cells.keys()
+    cells = {}
+    for line in read_lines(tmp_path / "s" / "cells.jsonl"):
+        setting, heads, _ = json.loads(line["key"])
+        (name, *_) = line.get("metric", {"": 0})
+        count = len(line["metric"][name]) if name else 0
+        cells[setting, json.dumps(heads), name, count] = line  # of two alike, the later one: of samples that judge
+    assert {("alone", json.dumps({str(layer): [head]}), "cr", 12) for layer, head in tried} <= cells.keys()
+    chosen = json.dumps(found["heads"])
+    draws = [key for key in cells if key[0].startswith("random heads")]
+    assert len(draws) == 20
     assert found["searched"] == {"cr": 12}
-    judged = {name: len(cells[f"plain: {name}"]["metric"][name]) for name in ("cr", "cr-1")}
-    assert [row["samples"] for row in found["tasks"]] == list(judged.values())
+    judged = {row["task"]: row["samples"] for row in found["tasks"]}
+    of_cr = [cells["plain", "{}", "cr", judged["cr"]], cells["kept heads", chosen, "cr", judged["cr"]]]
     assert judged["cr"] == 12 - found["dropped"]["cr"]
     assert judged["cr-1"] == 23 - found["dropped"]["cr-1"]
     assert found["dropped"]["cr-1"] in (11, 12)  # texts that chose heads, behind other examples
 
-    logs = {
-        words: torch.tensor(cells[f"{words}: cr"]["labels"]["cr"]).log_softmax(1) for words in ("plain", "kept heads")
-    }
-    targets = [int(bool(hit)) for hit in cells["plain: cr"]["metric"]["cr"]]
-    plain, kept_ = (((log - log.mean(0)).argmax(1) == log.argmax(1)) for log in logs.values())
+    logs = [torch.tensor(cell["labels"]["cr"]).log_softmax(1) for cell in of_cr]
+    targets = [int(bool(hit)) for hit in of_cr[0]["metric"]["cr"]]
+    plain, kept_ = (((log - log.mean(0)).argmax(1) == log.argmax(1)) for log in logs)
     right = [sum(int(same) == hit for same, hit in zip(row.tolist(), targets, strict=True)) for row in (plain, kept_)]
     assert found["primary"]["plain"] == pytest.approx(right[0] / 12)
     assert found["primary"]["samples"] == 12
@@ -178,6 +187,28 @@ def test_outcomes_of_planted_changes():
     assert accuracy["worse"] > 20
 
 
+def test_a_moved_prior_does_not_hide_what_the_area_under_the_curve_gains():
+    """The test swaps the two conditions. If priors were swapped too, their mixture would look like a worse reading."""
+    rows = []
+    for favour in (0.0, 1.5):
+        _, secondary = outcomes({"a": planted(400, moved=12, favour=favour)}, ["a"], seed=0)
+        rows.append(next(row for row in secondary if row["measure"] == "AUC"))
+    assert rows[0]["p"] < 0.01
+    for field in ("gain", "p"):
+        assert rows[1][field] == pytest.approx(rows[0][field])
+
+
+def test_evaluations_of_other_heads_or_samples_have_other_names(calibration_model):
+    tokenizer = AutoTokenizer.from_pretrained(calibration_model / "model")
+    task = load_task(str(calibration_model / "task.yaml"), tokenizer)
+    less = replace(task, samples=task.samples[1:])
+    settings = [
+        ("plain", [], {"a": task}), ("alone", [], {"a": task}), ("plain", [(0, 1)], {"a": task}),
+        ("plain", [(0, 2)], {"a": task}), ("plain", [], {"b": task}), ("plain", [], {"a": less}),
+    ]  # fmt: skip
+    assert len({confirming.key_of(*setting) for setting in settings}) == len(settings)
+
+
 def test_tasks_outside_of_the_primary_measure_are_secondary():
     pairs = {"a": planted(100, moved=0, favour=0.0), "also": planted(100, moved=20, favour=0.0)}
     primary, secondary = outcomes(pairs, ["a"], seed=0)
@@ -207,7 +238,10 @@ def test_texts_that_chose_heads_do_not_judge(antiphase, tmp_path):
     assert antiphase(f"{words.replace('--held-out 0.5', '--held-out 0.8')} --output s")[0] == 0
     found = values(tmp_path / "s")
     assert found["dropped"]["cr"] > 0
-    assert found["searched"]["cr"] + found["dropped"]["cr"] + found["tasks"][0]["samples"] == 48
+    (judged,) = found["tasks"][:1]
+    assert found["searched"]["cr"] + found["dropped"]["cr"] + judged["samples"] == 48
+    assert judged["samples"] < 24  # of 24 texts, each once, without those that chose
+    assert judged["chance"] * judged["samples"] == pytest.approx(round(judged["chance"] * judged["samples"]))
 
 
 def test_a_setting_with_the_scores_of_another_is_known_by_its_own_name(tmp_path):
@@ -222,7 +256,7 @@ def test_a_setting_with_the_scores_of_another_is_known_by_its_own_name(tmp_path)
 
 @pytest.mark.slow
 def test_half_precision_is_told(antiphase, tmp_path, calibration_model):
-    from transformers import AutoTokenizer, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
     LlamaForCausalLM.from_pretrained(calibration_model / "model").bfloat16().save_pretrained(tmp_path / "half")
     AutoTokenizer.from_pretrained(calibration_model / "model").save_pretrained(tmp_path / "half")

@@ -70,9 +70,10 @@ class Cell:
             for name, found in self.labels.items()
         }
 
-    def centred_accuracy(self) -> float:
-        """Mean-centred accuracy, in the mean over classifications."""
-        return fmean(float(found.centred().mean()) for found in self.labels.values())
+    def centred_accuracy(self, numbers: Mapping[str, Sequence[int]] | None = None) -> float:
+        """Mean-centred accuracy on some samples or all, in the mean over classifications."""
+        parts = (found if numbers is None else found.part(numbers[name]) for name, found in self.labels.items())
+        return fmean(float(part.centred().mean()) for part in parts)
 
 
 def scored(model: PreTrainedModel, tasks: Mapping[str, Task], *, stepwise: bool, where: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from antiphase.calibration.variants import Rule, varied
 from antiphase.randomness import keyed_generator
 
 RANDOM_HEADS = 20
-"""Draws of as many other heads."""
+"""Draws of as many heads."""
 RANDOM_TOKENS = 5
 """Draws of as many tokens in the place of sinks."""
 
@@ -40,13 +40,15 @@ class Control:
 
 
 def random_heads(kept: Sequence[Head], tried: Sequence[Head], seed: int) -> Iterator[Control]:
-    """As many heads that were tried but not kept; where these are too few, of all that were tried."""
-    others = [head for head in tried if head not in kept]
-    pool = others if len(others) >= len(kept) else tried
+    """As many heads of all that were tried, kept ones too.
+
+    If the choice says nothing, the kept heads are one draw more. Where many are kept, draws from the rejected heads
+    would all be nearly one set, and vary less than a choice does.
+    """
     for draw in range(RANDOM_HEADS):
         generator = keyed_generator(seed, "random heads", draw)
-        order = torch.randperm(len(pool), generator=generator).tolist()[: len(kept)]
-        yield Control(f"random heads {draw}", sorted(pool[index] for index in order))
+        order = torch.randperm(len(tried), generator=generator).tolist()[: len(kept)]
+        yield Control(f"random heads {draw}", sorted(tried[index] for index in order))
 
 
 def controls_of(kept: Sequence[Head], tried: Sequence[Head], seed: int) -> Iterator[Control]:

@@ -9,11 +9,13 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from scipy import stats
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.calibration.apply import calibrated
+from antiphase.calibration.changes import Scores
 from antiphase.calibration.plan import CalibrationPlan, fingerprint
 from antiphase.calibration.search import NO_SINKS, Score, Split, split_samples
 from antiphase.data.tokenization import check_chat_template
@@ -28,7 +30,7 @@ from antiphase.tasks.samples import Sample, Task
 from antiphase.tasks.task_scores import probabilities, score_samples
 from antiphase.tasks.tasks import load_task
 from antiphase.training.device import loading_options
-from antiphase.uncertainty.intervals import wilson_interval
+from antiphase.uncertainty.intervals import mcnemar, wilson_interval
 
 SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
 """What a search may increase: the task's own metric, or the probability of the right answer."""
@@ -109,6 +111,16 @@ def standing(task: Task, values: Tensor) -> dict[str, Any]:
     return {**found, "chance": task.chance, "above_chance": above}
 
 
+def directions(changes: Scores) -> dict[str, float]:
+    """How many samples changed for the better and for the worse, and the exact two-sided p that both are as likely.
+
+    That is McNemar's test where samples are right or wrong, and the sign test for other scores.
+    """
+    flat = torch.cat(list(changes.values()))
+    improved, worsened = int((flat > 0).sum()), int((flat < 0).sum())
+    return {"improved": improved, "worsened": worsened, "p": mcnemar(improved, worsened)}
+
+
 def measured_seconds(model: PreTrainedModel, samples: Sequence[Sample], mode: str) -> float:
     """About how long it takes to score some samples, from a few of them of every length."""
     ordered = sorted(samples, key=lambda sample: len(sample.prompt))
@@ -159,7 +171,7 @@ def begin(work: Work, settings: ChoiceSettings) -> tuple[LoadedModel, dict[str, 
 def judged_split(
     settings: ChoiceSettings, samples: Mapping[str, Sequence[Sample]], say: Callable[[str], None]
 ) -> Split:
-    """Samples that choose heads, and enough others that judge the choice, without copies of those that choose.
+    """Samples that choose heads, and enough others that judge the choice, without copies.
 
     Raises:
         InputError: too few.
@@ -169,7 +181,7 @@ def judged_split(
         left_out = split.left_out[name]
         if left_out:
             say(f"{name}: {left_out} of {len(judges) + left_out} held-out samples are copies of samples that choose "
-                "heads and are left out")  # fmt: skip
+                "heads, or of each other, and are left out")  # fmt: skip
         check_judges(name, len(judges))
     return split
 

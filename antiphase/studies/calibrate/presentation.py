@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 import matplotlib
 import numpy
@@ -15,14 +16,17 @@ from antiphase.report.presentation import Drawing
 from antiphase.report.tables import Column, Table
 from antiphase.studies.calibrate.settings import ControlEffect, Measures, Standing
 
+EXACT = "p: exact, that as many samples become better as worse (McNemar's test, where they are right or wrong)."
 POINTS = 100
 """Changes of shares are shown in percentage points."""
 
 
 def left_out_note(left_out: Mapping[str, int]) -> str:
-    """How many samples judge nothing because they chose heads under another number; empty if none."""
+    """How many samples judge nothing because they stand among the others already; empty if none."""
     listed = [f"{count} of {name}" for name, count in left_out.items() if count]
-    return f"Copies of samples that choose heads judge nothing: {', '.join(listed)}." if listed else ""
+    return (
+        f"Copies of samples that choose heads, or judge already, judge nothing: {', '.join(listed)}." if listed else ""
+    )
 
 
 def standings(tasks: Sequence[Standing]) -> Table | None:
@@ -62,11 +66,30 @@ def controls_table(rows: Sequence[ControlEffect]) -> Table | None:
     if not rows:
         return None
     columns = [Column("Setting"), Column("Heads", "integer"), Column("Gain in points"), Column("95 % interval"),
-               Column("Mean-centred gain")]  # fmt: skip
-    told = [[row.setting, row.heads, signed(row.gain), signed_interval(row.gain_interval),
-             None if row.mean_centred_gain is None else signed(row.mean_centred_gain)] for row in rows]  # fmt: skip
-    note = "On the samples that chose no head. A gain that random heads reach as well shows nothing."
+               Column("Better / worse"), Column("p", "number"), Column("Mean-centred gain")]  # fmt: skip
+    told = [[row.setting, row.heads, signed(row.gain), signed_interval(row.gain_interval), better_and_worse(row),
+             row.p, signed_or_none(row.mean_centred_gain)] for row in rows]  # fmt: skip
+    note = f"On the samples that chose no head. A gain that random heads reach as well shows nothing. {EXACT}"
     return Table(title="Controls", columns=columns, rows=told, note=note)
+
+
+class Directed(Protocol):
+    """What an effect says about the samples whose score changed."""
+
+    @property
+    def improved(self) -> int | None: ...
+    @property
+    def worsened(self) -> int | None: ...
+
+
+def better_and_worse(row: Directed) -> str | None:
+    """``4 / 2``; None in records of earlier versions."""
+    return None if row.improved is None else f"{row.improved} / {row.worsened}"
+
+
+def signed_or_none(value: float | None) -> str | None:
+    """As ``signed``, where there is a value."""
+    return None if value is None else signed(value)
 
 
 def format_share(value: float) -> str:

@@ -95,5 +95,11 @@ class ControlEffect:
     """Of the score that chose the heads."""
     gain_interval: list[float]
     """95 %, a bootstrap over samples."""
+    improved: int | None = None
+    """Samples whose score rose."""
+    worsened: int | None = None
+    """Samples whose score fell."""
+    p: float | None = None
+    """That as many rise as fall: McNemar's exact test, or for scores that are no answers the sign test."""
     mean_centred_gain: float | None = None
     """Of the mean-centred accuracy, in the mean over classifications."""

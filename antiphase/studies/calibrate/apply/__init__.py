@@ -53,7 +53,7 @@ class Compared(Standing):
     """A task with and without the plan, on samples that chose no head."""
 
     left_out: int
-    """Samples that chose the plan's heads."""
+    """Samples that chose the plan's heads, and copies of others."""
     calibrated: float
     """The score with the plan."""
     gain: float
@@ -63,6 +63,8 @@ class Compared(Standing):
     """Samples whose score rose."""
     worsened: int
     """Samples whose score fell."""
+    p: float | None = None
+    """That as many rise as fall: McNemar's exact test, or for scores that are no answers the sign test."""
     measures: Measures | None = None
     """Of a classification without the plan."""
     measures_calibrated: Measures | None = None

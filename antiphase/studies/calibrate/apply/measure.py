@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from antiphase.calibration.apply import calibrated
 from antiphase.calibration.changes import changes_of, gain_interval, mean_of
 from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.search import unlike
 from antiphase.data.tokenization import prompt_tokens
 from antiphase.errors import InputError
 from antiphase.folders.ownership import new_folder
@@ -25,6 +26,7 @@ from antiphase.studies.calibrate.cells import cell_of, scored
 from antiphase.studies.calibrate.measuring import (
     CHOSEN_ON,
     check_judges,
+    directions,
     hash_of_sample,
     load_tasks,
     saved,
@@ -81,10 +83,11 @@ def _compared(
     model: PreTrainedModel, plan: CalibrationPlan, task: Task, seed: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     known = _chosen_on(plan)
-    judges = [sample for sample in task.samples if hash_of_sample(sample) not in known]
+    judges = unlike(task.samples, known, hash_of_sample)
     left_out = len(task.samples) - len(judges)
     if left_out:
-        say(f"{task.name}: {left_out} of {len(task.samples)} samples chose the plan's heads and are left out")
+        say(f"{task.name}: {left_out} of {len(task.samples)} samples chose the plan's heads, or are copies, and are "
+            "left out")  # fmt: skip
     check_judges(task.name, len(judges))
     judged = {task.name: replace(task, samples=judges)}
     say(f"{task.name}: without the plan")
@@ -99,8 +102,7 @@ def _compared(
         "calibrated": mean_of(after.metric),
         "gain": mean_of(changes),
         "gain_interval": list(gain_interval(changes, seed=seed)),
-        "improved": int((changes[task.name] > 0).sum()),
-        "worsened": int((changes[task.name] < 0).sum()),
+        **directions(changes),
         "measures": before.measures().get(task.name),
         "measures_calibrated": after.measures().get(task.name),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from antiphase.report.presentation import Presentation
 from antiphase.report.tables import Column, Table
 from antiphase.studies.calibrate.apply import Apply
-from antiphase.studies.calibrate.presentation import measures_table, signed, signed_interval
+from antiphase.studies.calibrate.presentation import EXACT, measures_table, signed, signed_interval
 
 
 @Apply.from_record
@@ -15,13 +15,15 @@ def compared(found: Apply) -> Table | None:
         return None
     rows = [
         [row.task, row.metric, row.samples, row.left_out, row.chance, row.score, row.calibrated,
-         f"{signed(row.gain)} [{signed_interval(row.gain_interval)}]", f"{row.improved} / {row.worsened}"]
+         f"{signed(row.gain)} [{signed_interval(row.gain_interval)}]", f"{row.improved} / {row.worsened}",
+         row.p]
         for row in found.tasks
     ]  # fmt: skip
     columns = [Column("Task"), Column("Metric"), Column("Samples", "integer"), Column("Left out", "integer"),
                Column("Chance", "percent"), Column("Plain", "percent"), Column("Calibrated", "percent"),
-               Column("Gain in points, 95 %"), Column("Better / worse")]  # fmt: skip
-    note = "Left out: samples that chose the plan's heads."
+               Column("Gain in points, 95 %"), Column("Better / worse"),
+               Column("p", "number")]  # fmt: skip
+    note = f"Left out: samples that chose the plan's heads, and copies. {EXACT}"
     return Table(title="With and without the plan", columns=columns, rows=rows, note=note)
 
 

@@ -6,7 +6,8 @@ the other part is judged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -18,8 +19,9 @@ import torch
 from transformers import PreTrainedModel
 
 from antiphase.calibration.changes import changes_of, mean_of, rounding_of
-from antiphase.calibration.search import NO_SINKS, Head, by_layer, each_alone, split_samples
+from antiphase.calibration.search import NO_SINKS, Head, by_layer, each_alone, split_samples, unlike
 from antiphase.errors import InputError
+from antiphase.folders.contents import hash_of
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.layers.positions import count_positions
@@ -44,6 +46,7 @@ from antiphase.studies.calibrate.measuring import (
 )
 from antiphase.studies.registered_claims import register, registered
 from antiphase.tasks.samples import Sample, Task
+from antiphase.tasks.tasks import best_guess
 
 CELLS = "cells.jsonl"
 CLAIM = {
@@ -117,10 +120,10 @@ class _Confirmation:
         self.judged, self.dropped = {}, {}
         for name, task in tasks.items():
             given: Sequence[Sample] = split.held_out.get(name, task.samples)
-            fresh = [sample for sample in given if hash_of_sample(sample) not in known]
+            fresh = unlike(given, known, hash_of_sample)
             self.dropped[name] = len(given) - len(fresh)
             check_judges(name, len(fresh))
-            self.judged[name] = replace(task, samples=fresh)
+            self.judged[name] = replace(task, samples=fresh, chance=best_guess(fresh))
         each = -(-settings.control_samples // len(self.pooled))
         self.few = {name: replace(self.judged[name], samples=self.judged[name].samples[:each]) for name in self.pooled}
         self.rule: dict[str, Any] = {"alpha": settings.alpha, "beta": settings.beta, "mode": settings.mode}
@@ -176,7 +179,8 @@ class _Confirmation:
     @torch.no_grad()
     def _sinks(self) -> dict[Head, float]:
         """Share of the prompts that choose heads in which each head has a sink that enough queries see."""
-        if "sinks" not in self.cells.known:
+        key = key_of("sinks", [], self.search)
+        if key not in self.cells.known:
             self.say("looking for heads with sinks")
             prompts = [sample.prompt for task in self.search.values() for sample in task.samples]
             counts: dict[str, float] = {}
@@ -190,10 +194,10 @@ class _Confirmation:
                 for layer, of_layer in zip(found.layers, has_sink.tolist(), strict=True):
                     for head, count in enumerate(of_layer):
                         counts[f"{layer}.{head}"] = counts.get(f"{layer}.{head}", 0) + count / len(prompts)
-            self.cells.keep("sinks", {"shares": counts})
+            self.cells.keep(key, {"shares": counts})
         wanted, shares = self.settings.layers, {}
-        for key, share in self.cells.known["sinks"]["shares"].items():
-            layer, head = map(int, key.split("."))
+        for name, share in self.cells.known[key]["shares"].items():
+            layer, head = map(int, name.split("."))
             if wanted is None or layer in wanted:
                 shares[layer, head] = share
         return shares
@@ -216,28 +220,31 @@ class _Confirmation:
     def _search(self, tried: Sequence[Head]) -> dict[Head, float]:
         """What each head alone changes in the centred log probability, in the mean over tasks."""
         every = Control("every head, no sink", list(tried))
-        plain = self.cells.evaluate("search plain", self.model, self.search, nullcontext)
+        plain = self.cells.evaluate(key_of("plain", [], self.search), self.model, self.search, nullcontext)
         rounded = self.cells.evaluate(
-            "search, no sink", self.model, self.search,
+            key_of("no sink", tried, self.search), self.model, self.search,
             partial(every.applied, self.model, NO_SINKS, self.settings.beta, self.settings.mode),
         )  # fmt: skip
         base = centred_log_probabilities(plain)
         rounding = rounding_of(base, centred_log_probabilities(rounded))
-        left = [head for head in tried if f"alone {head[0]}.{head[1]}" not in self.cells.known]
+        keys = {head: key_of("alone", [head], self.search) for head in tried}
+        left = [head for head in tried if keys[head] not in self.cells.known]
+        unchanged = self.cells.known[key_of("plain", [], self.search)]
         measure = partial(scored, self.model, self.search, stepwise=self.cells.stepwise, where="a head alone")
-        for (layer, head), found in each_alone(self.model, left, self.rule, measure, shares_lower=True):
-            self.cells.keep(f"alone {layer}.{head}", self.cells.known["search plain"] if found is None else found)
+        for head, found in each_alone(self.model, left, self.rule, measure, shares_lower=True):
+            self.cells.keep(keys[head], unchanged if found is None else found)
             self.cells.say(len(self.cells.known))
         changes = {}
-        for layer, head in tried:
-            alone = cell_of(self.cells.known[f"alone {layer}.{head}"], self.search)
-            changes[layer, head] = mean_of(changes_of(centred_log_probabilities(alone), base, rounding=rounding))
+        for head in tried:
+            alone = cell_of(self.cells.known[keys[head]], self.search)
+            changes[head] = mean_of(changes_of(centred_log_probabilities(alone), base, rounding=rounding))
         return changes
 
     def _judge(self, words: str, name: str, control: Control | None) -> Cell:
         """One task's samples that judge."""
         setting = nullcontext if control is None else partial(control.applied, self.model, **self.rule)
-        return self.cells.evaluate(f"{words}: {name}", self.model, {name: self.judged[name]}, setting)
+        tasks = {name: self.judged[name]}
+        return self.cells.evaluate(key_of(words, control.heads if control else [], tasks), self.model, tasks, setting)
 
     def _controls(
         self, chosen: Control, tried: Sequence[Head], before: dict[str, Cell], after: dict[str, Cell]
@@ -248,10 +255,17 @@ class _Confirmation:
         every = Control("all tried heads", list(tried))
         for control in (*controls_of(chosen.heads, tried, self.settings.seed), every):
             setting = partial(control.applied, self.model, **self.rule)
-            cell = self.cells.evaluate(f"control {control.setting}", self.model, self.few, setting)
+            key = key_of(control.setting, control.heads, self.few)
+            cell = self.cells.evaluate(key, self.model, self.few, setting)
             gain = pooled_centred(cell) - plain
             rows.append({"setting": control.setting, "heads": len(control.heads), "gain": gain})
         return rows
+
+
+def key_of(setting: str, heads: Sequence[Head], tasks: Mapping[str, Task]) -> str:
+    """What an evaluation is remembered by: all that differs between two of them in one folder."""
+    samples = {name: [hash_of_sample(sample) for sample in task.samples] for name, task in tasks.items()}
+    return json.dumps([setting, by_layer(heads), hash_of(samples)])
 
 
 def _part(cells: dict[str, Cell], few: dict[str, Task]) -> Cell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -19,6 +20,7 @@ from antiphase.uncertainty.seeds import holm
 
 DRAWS = 1000
 """Resamples, and random swaps."""
+AUC = "AUC"
 Pair = tuple[LabelScores, LabelScores]
 """Without and with the chosen heads."""
 MEASURES: dict[str, Callable[[LabelScores], Tensor]] = {
@@ -28,7 +30,7 @@ MEASURES: dict[str, Callable[[LabelScores], Tensor]] = {
 }
 """Whether each sample is answered right."""
 SETS: dict[str, Callable[[Tensor, Tensor], float | None]] = {
-    "balanced accuracy": balanced_accuracy, "AUC": area_under_curve,
+    "balanced accuracy": balanced_accuracy, AUC: area_under_curve,
 }  # fmt: skip
 """Measures of a whole set."""
 
@@ -76,9 +78,15 @@ def _of_samples(measure: str, task: str | None, pairs: Sequence[Pair]) -> dict[s
 
 
 def _of_sets(measure: str, pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
-    """A measure of a set, in the mean over tasks: an interval by resampling samples, a test by swapping the two."""
+    """A measure of a set, in the mean over tasks: an interval by resampling samples, a test by swapping the two.
+
+    For the AUC, which a label's prior does not change, scores are centred before they are swapped: a mixture of two
+    priors would change it.
+    """
     generator = torch.Generator().manual_seed(seed)
     of = partial(_mean_over_tasks, SETS[measure])
+    if measure == AUC:
+        pairs = [(_centred(plain), _centred(calibrated)) for plain, calibrated in pairs]
     plain, calibrated = (of([(pair[place].scores, pair[place].targets) for pair in pairs]) for place in (0, 1))
     gains, swapped = [], []
     for _ in range(DRAWS):
@@ -104,6 +112,10 @@ def _of_sets(measure: str, pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
         "measure": measure, "task": None, "samples": sum(len(first.targets) for first, _ in pairs), "plain": plain,
         "calibrated": calibrated, "gain": gain, "gain_interval": [low, high], "p": (as_large + 1) / (DRAWS + 1),
     }  # fmt: skip
+
+
+def _centred(found: LabelScores) -> LabelScores:
+    return replace(found, scores=mean_centred(found.scores))
 
 
 def _mean_over_tasks(measure: Callable[[Tensor, Tensor], float | None], sets: Sequence[tuple[Tensor, Tensor]]) -> float:

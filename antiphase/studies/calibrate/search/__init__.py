@@ -60,7 +60,7 @@ class Search(Result):
     search_samples: dict[str, list[int]]
     """Numbers of those that chose the heads."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Number of those that judged nothing, because they are copies of ones that chose the heads."""
+    """Number of those that judged nothing, because they are copies of ones that chose the heads or of each other."""
     rounding: float
     """A sample's score that moves by no more has not moved."""
     search_before: float

@@ -31,6 +31,7 @@ from antiphase.studies.calibrate.measuring import (
     begin,
     by_mode,
     check,
+    directions,
     hash_of_sample,
     judged_split,
     measured_seconds,
@@ -135,7 +136,7 @@ def _judged(
         changes = changes_of(cell.score(settings.score), plain.score(settings.score), rounding=plan.scores["rounding"])
         rows.append({
             "setting": control.setting, "heads": len(control.heads), "gain": mean_of(changes),
-            "gain_interval": list(gain_interval(changes, seed=settings.seed)),
+            "gain_interval": list(gain_interval(changes, seed=settings.seed)), **directions(changes),
             "mean_centred_gain": cell.centred_accuracy() - plain.centred_accuracy() if plain.labels else None,
         })  # fmt: skip
     return {"measures": plain.measures(), "measures_calibrated": found.measures(), "controls": rows}

@@ -113,8 +113,16 @@ class Effect:
     """None where it was ``refused``."""
     gain_interval: list[float] = field(default_factory=list)
     """95 %, a bootstrap over samples."""
+    improved: int | None = None
+    """Samples whose score rose."""
+    worsened: int | None = None
+    """Samples whose score fell."""
+    p: float | None = None
+    """That as many rise as fall: McNemar's exact test, or for scores that are no answers the sign test."""
     log_probability_gain: float | None = None
     """Nats."""
+    mean_centred_gain: float | None = None
+    """Of the accuracy after mean-centring, in the mean over classifications; None without any."""
     value: float | None = None
     """The value of the setting that a sweep varies."""
     shots: int | None = None
@@ -140,7 +148,7 @@ class Study(Result):
     """A sample's score that moves by no more has not moved."""
     held_out_before: float
     left_out: dict[str, int] = field(default_factory=dict)
-    """Number of samples of each task that judged nothing, because they are copies of ones that chose heads."""
+    """Number of samples of each task that judged nothing, because they are copies of ones that chose heads or judge."""
     heads: HeadsAlone | None = None
     kept: dict[str, list[int]]
     """Heads whose calibration alone raises the score on the samples that choose, by layer."""

@@ -30,7 +30,16 @@ from antiphase.records import Record
 from antiphase.scoring.loading import LoadedModel, refused_by_model
 from antiphase.studies.calibrate.cells import Cell, Cells, part_of
 from antiphase.studies.calibrate.controls import RANDOM_HEADS, RANDOM_TOKENS, controls_of
-from antiphase.studies.calibrate.measuring import begin, by_mode, check, judged_split, load_tasks, saved, standing
+from antiphase.studies.calibrate.measuring import (
+    begin,
+    by_mode,
+    check,
+    directions,
+    judged_split,
+    load_tasks,
+    saved,
+    standing,
+)
 from antiphase.studies.calibrate.study import Study, StudySettings
 from antiphase.tasks.samples import Task
 from antiphase.tasks.task_scores import log_probabilities
@@ -133,18 +142,21 @@ class _Study:
         return cell.measures(self.held_out)
 
     def gain(self, changes: Scores) -> Row:
-        return {"gain": mean_of(changes), "gain_interval": list(gain_interval(changes, seed=self.settings.seed))}
+        interval = list(gain_interval(changes, seed=self.settings.seed))
+        return {"gain": mean_of(changes), "gain_interval": interval, **directions(changes)}
 
     def row(self, setting: str, heads: Sequence[Head], *, value: float | None = None, **changes: Any) -> Row:
         """The gain on the samples that chose no head; ``value``: of what a sweep goes over."""
         cell = self.cell(setting, heads, **changes)
         smooth = [mean_of(part_of(c.log_probability, self.held_out)) for c in (cell, self.plain)]
+        centred = [c.centred_accuracy(self.held_out) for c in (cell, self.plain)] if cell.labels else None
         return {
             "setting": setting,
             "heads": len(heads),
             "score": mean_of(part_of(cell.score(self.kind), self.held_out)),
             **self.gain(self.changes(cell, self.held_out)),
             "log_probability_gain": smooth[0] - smooth[1],
+            "mean_centred_gain": None if centred is None else centred[0] - centred[1],
             **({} if value is None else {"value": value}),
         }
 

@@ -11,7 +11,9 @@ from antiphase.report.plots import COLOURS, STYLE
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table
 from antiphase.studies.calibrate.presentation import (
+    EXACT,
     POINTS,
+    better_and_worse,
     format_share,
     head_changes,
     heads_drawing,
@@ -19,6 +21,7 @@ from antiphase.studies.calibrate.presentation import (
     measures_table,
     signed,
     signed_interval,
+    signed_or_none,
     standings,
 )
 from antiphase.studies.calibrate.study import Effect, Study
@@ -44,12 +47,14 @@ def measures(found: Study) -> Table | None:
 @Study.from_record
 def effects(found: Study) -> Table:
     """Every setting."""
-    rows = [[row.setting, row.heads, row.score, signed(gain), signed_interval(row.gain_interval)]
+    rows = [[row.setting, row.heads, row.score, signed(gain), signed_interval(row.gain_interval),
+             better_and_worse(row), row.p, signed_or_none(row.mean_centred_gain)]
             for _, row, gain in gains_of(found)]  # fmt: skip
     score = "Score" if found.score == "metric" else "p (right)"
     columns = [Column("Setting"), Column("Heads", "integer"), Column(score, "percent"), Column("Gain in points"),
-               Column("95 % interval")]  # fmt: skip
-    note = f"On the samples that chose no head. Without calibration: {format_share(found.held_out_before)}"
+               Column("95 % interval"), Column("Better / worse"), Column("p", "number"),
+               Column("Mean-centred gain")]  # fmt: skip
+    note = f"{EXACT} On the samples that chose no head. Without calibration: {format_share(found.held_out_before)}"
     copies = left_out_note(found.left_out)
     note += f". {copies}" if copies else ""
     return Table(title="What each setting does", columns=columns, rows=rows, note=note)
