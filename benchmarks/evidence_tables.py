@@ -15,6 +15,8 @@ from evidence import Choice, best_of, count, studies
 from evidence_effects import Effect, Levels, Results, described, log_rank, results, runs_of, survivals
 
 Rows = list[list[str]]
+BOOKS = ("Moby-Dick", "Pride and Prejudice")
+"""The held-out books, in the order of their files."""
 
 
 @cache
@@ -142,6 +144,23 @@ def simple_effects(study: str, factor: str) -> Rows:
     return _effects(found(study).simple_effects(factor))
 
 
+def by_book(study: str, factor: str) -> Rows:
+    """Estimates of ``simple_effects`` on each held-out book alone."""
+    factors = {name: list(levels) for name, levels in studies()[study]["factors"].items()}
+    rows = [[f"effect on the loss on one book, nats per token: {factor}", *BOOKS]]
+    columns = []
+    for document in map(str, range(len(BOOKS))):
+        runs = []
+        for run in runs_of(study):
+            blocks = run["values"]["block_losses"][document]
+            alone = {"final": {"loss": statistics.fmean(blocks)}, "block_losses": {document: blocks}}
+            runs.append({**run, "values": alone})
+        columns.append(results(runs, factors).simple_effects(factor))
+    return rows + [
+        [effects[0].name, *(f"{e.estimate:+.3f}" for e in effects)] for effects in zip(*columns, strict=True)
+    ]
+
+
 def progress() -> Rows:
     """Number of runs with a record, by study."""
     rows = [["study", "question", "finished runs"]]
@@ -200,6 +219,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "factorial": lambda: losses("factorial"),
     "factorial-attention": lambda: simple_effects("factorial", "attention"),
     "factorial-start": lambda: simple_effects("factorial", "start"),
+    "factorial-start-by-book": lambda: by_book("factorial", "start"),
     "factorial-effects": lambda: main_effects("factorial"),
     "outputs": lambda: losses("outputs"),
     "outputs-effects": lambda: [

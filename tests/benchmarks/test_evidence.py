@@ -313,6 +313,15 @@ def test_a_diverged_run_is_named_and_its_seed_left_out_of_effects_that_need_it(m
     assert tables.losses("s")[3][1].count(",") == 1  # not finished: not named
 
 
+def test_effects_on_one_book_are_of_its_blocks_alone(monkeypatch):
+    runs = made(lambda levels: 4.0)
+    for run in runs:
+        gain = 0.3 * (run["levels"]["attention"] == "V1")
+        run["values"]["block_losses"] = {"0": [4.0 - gain] * 30, "1": [4.0 + 2 * gain] * 10}
+    tables_of(monkeypatch, {"s": {"factors": FACTORS}}, runs)
+    assert [row[1:] for row in tables.by_book("s", "attention")] == [[*tables.BOOKS], *[["-0.300", "+0.600"]] * 4]
+
+
 def test_an_arm_that_diverged_at_every_rate_has_no_lowest_loss(monkeypatch):
     runs = [
         {"levels": {"arm": "a", "start": "old", "rate": rate}, "values": {"final": {"loss": None}, "spikes": 0}}
