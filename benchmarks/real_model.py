@@ -58,6 +58,8 @@ JUDGED = {
     "stsa-binary": "stsa.fine.train",
 }  # fmt: skip
 """Labelled sets of the confirmatory study of calibration, by template: their files in ``classification``."""
+SPLITS = (1, 2)
+"""Seeds of further splits of the confirmatory study, besides 0: other samples choose the heads, and others judge."""
 LM_EVAL_TASKS = {
     "cr_polarity": ("custrev.all", {"0": "negative", "1": "positive"}, "Review: {{text}}\nSentiment:"),
     "trec_question": (
@@ -106,6 +108,10 @@ def long(data: str) -> Steps:
     shots = ("--orders", "10", "--samples", "200")
     depths = ("--depths", "0,0.25,0.5,0.75,1")
     half = ("--dtype", "bfloat16")
+    confirm = (
+        "calibrate", "confirm", PLAIN, *(word for name in JUDGED for word in ("--task", f"{name}-zero.yaml")),
+        "--also", "cr-four.yaml", "--layers", "3-10",
+    )  # fmt: skip
     xsum = ("--data", f"{data}/summarization/xsum-1000.jsonl", "--samples", "200", *half)
     return {
         **{name: words for name, words in short(data).items() if name in (PLAIN, V2, "look")},
@@ -137,10 +143,8 @@ def long(data: str) -> Steps:
             "evaluate", "harness", PLAIN, "--include-path", LM_EVAL, "--tasks", ",".join(LM_EVAL_TASKS),
             "--num-fewshot", "0,4", "--limit", "400", *half,
         ),
-        "confirm": (
-            "calibrate", "confirm", PLAIN, *(word for name in JUDGED for word in ("--task", f"{name}-zero.yaml")),
-            "--also", "cr-four.yaml", "--layers", "3-10",
-        ),
+        "confirm": confirm,
+        **{f"confirm-seed{seed}": (*confirm, "--seed", str(seed)) for seed in SPLITS},
     }  # fmt: skip
 
 
