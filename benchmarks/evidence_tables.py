@@ -241,6 +241,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
         *simple_effects("precision", "precision"),
         *simple_effects("precision", "attention")[1:],
     ],
+    "grid": lambda: tuned("grid", "grid-above"),
     "survival": lambda: survival("survival", "attention"),
     "norm-weight": lambda: main_effects("norm-weight"),
     "lambda": lambda: main_effects("lambda"),
