@@ -172,8 +172,9 @@ def main() -> None:
         chosen.data = own
     elif chosen.form == "long":
         write_tasks(chosen.data, chosen.output)
-    # A path relative to the folder of the results, where the commands run: records then name no place of this machine
-    steps = (short if chosen.form == "short" else long)(os.path.relpath(chosen.data.resolve(), chosen.output.resolve()))
+    # A path relative to the folder of the results, where the commands run: records then name no place of this machine.
+    # Links are not followed, for the same reason.
+    steps = (short if chosen.form == "short" else long)(os.path.relpath(chosen.data, chosen.output))
     for name, words in steps.items():
         if not chosen.only or name in (PLAIN, V2, *chosen.only):
             run(name, words, chosen.output, kept=chosen.records and chosen.records / UNFINISHED / name, ends=ends)
@@ -197,9 +198,7 @@ def write_tasks(data: Path, output: Path) -> None:
     tasks["cr-four"] = {**tasks["cr-zero"], "name": "cr-4", "shots": 4}
     for name, tree in tasks.items():
         placed: dict[str, Any] = {
-            key: os.path.relpath((data / tree[key]).resolve(), output.resolve())
-            for key in ("data", "demonstrations")
-            if key in tree
+            key: os.path.relpath(data / tree[key], output) for key in ("data", "demonstrations") if key in tree
         }
         (output / f"{name}.yaml").write_text(yaml.safe_dump({**tree, **placed}), encoding="utf-8")
     (output / LM_EVAL).mkdir(exist_ok=True)
