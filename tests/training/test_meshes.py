@@ -53,8 +53,7 @@ def worst(first, second, name):
     ("processes", "meshes"),
     [
         (2, {"ddp": ()}),
-        pytest.param(2, {"tensor": ("tensor=2",)}, marks=pytest.mark.essential),
-        (2, {"shard": ("shard=2",), "context": ("context=2",)}),
+        (2, {"shard": ("shard=2",), "context": ("context=2",), "tensor": ("tensor=2",)}),
         (4, {"ddp": (), "shard": ("shard=4",), "copies": ("replicate=2", "shard=2")}),
         (4, {"context": ("context=4",), "copies": ("replicate=2", "context=2"), "both": ("shard=2", "context=2")}),
         (
