@@ -51,6 +51,10 @@ class Effect:
     """Bounds of the 95 % interval over seeds and held-out text; NaN with fewer than two seeds."""
     seeds: int
     """Number of seeds with a loss for each combination of the contrast."""
+    spread: float = math.nan
+    """Standard deviation of the contrast over seeds; NaN with fewer than two seeds."""
+    detectable: float = math.nan
+    """True contrast whose interval excludes zero four times in five, about; NaN likewise."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,12 @@ class Results:
         over_text = by_group.var(ddof=1) / len(by_group)
         total = over_seeds + over_text
         if not total:
-            return Effect(name, estimate, estimate, estimate, seeds)
+            return Effect(name, estimate, estimate, estimate, seeds, 0.0, 0.0)
         satterthwaite = total**2 / (over_seeds**2 / (seeds - 1) + over_text**2 / (len(by_group) - 1))
         margin = float(stats.t.ppf(0.975, satterthwaite) * total**0.5)
-        return Effect(name, estimate, estimate - margin, estimate + margin, seeds)
+        detectable = margin + float(stats.t.ppf(0.8, satterthwaite) * total**0.5)
+        spread = float(by_seed.std(ddof=1))
+        return Effect(name, estimate, estimate - margin, estimate + margin, seeds, spread, detectable)
 
     def main_effects(self) -> list[Effect]:
         """Each level compared with the first of its factor, averaged over all other factors."""
@@ -119,7 +125,8 @@ class Results:
                 }
                 others = [name for name in self.factors if name != factor]
                 where = ", ".join(described(name, value) for name, value in zip(others, rest, strict=True))
-                found.append(self.contrast(f"{level} against {levels[0]}: {where}", weights))
+                name = f"{level} against {levels[0]}"
+                found.append(self.contrast(f"{name}: {where}" if where else name, weights))
         return found
 
     def _difference(self, factor: str, level: str) -> dict[Levels, float]:

@@ -14,6 +14,12 @@ from functools import cache
 from evidence import Choice, best_of, count, studies
 from evidence_effects import Effect, Levels, Results, described, log_rank, results, runs_of, survivals
 
+DEPARTURES = {
+    "V1": "softmax", "gated softmax": "softmax", "sink logits": "softmax", "DEX from the first step": "softmax",
+    "grouped": "V1", "V2": "softmax of V2's parameters", "V2 across groups": "V2", "V2 without λ": "V2",
+    "V2 without sigmoid": "V2",
+}  # fmt: skip
+"""The arm of ``rivals`` that each arm departs from."""
 Rows = list[list[str]]
 BOOKS = ("Moby-Dick", "Pride and Prejudice")
 """The held-out books, in the order of their files."""
@@ -105,11 +111,36 @@ def _words(choice: Choice) -> str:
 
 
 def against(study: str, pairs: Mapping[str, str]) -> Rows:
-    """Effect of each arm against the one that it departs from."""
+    """Held-out loss of every arm, and its difference from the loss of the arm that it departs from.
+
+    Args:
+        pairs: for every arm that departs from another, the other.
+    """
     known = found(study)
-    return _effects(
-        [known.contrast(f"{arm} against {other}", {(arm,): 1.0, (other,): -1.0}) for arm, other in pairs.items()],
-    )
+    parameters = {run["levels"]["arm"]: run["values"]["parameters"] for run in runs_of(study)}
+    rows = [["arm", "parameters", "held-out loss", "departs from", "difference", "95 % interval"]]
+    for (arm,) in known.combinations:
+        count = f"{parameters[arm]:,}" if arm in parameters else "–"
+        other = pairs.get(arm)
+        numbers = ["–", "–"]
+        if other is not None:
+            numbers = _numbers(known.contrast(f"{arm} against {other}", {(arm,): 1.0, (other,): -1.0}))
+        rows.append([arm, count, _mean_and_seeds(known, (arm,)), other or "–", *numbers])
+    return rows
+
+
+def power(factors: Mapping[str, str]) -> Rows:
+    """How far a difference varies over seeds, and the difference that a study can see.
+
+    Args:
+        factors: the factor whose levels are compared with the first, by study.
+    """
+    rows = [["study", "difference", "seeds", "standard deviation over seeds", "seen with a power of 80 %"]]
+    for study, factor in factors.items():
+        for effect in found(study).simple_effects(factor):
+            numbers = ["–" if math.isnan(value) else f"{value:.3f}" for value in (effect.spread, effect.detectable)]
+            rows.append([study, effect.name, str(effect.seeds), *numbers])
+    return rows
 
 
 def change_of_effect(study: str, factor: str, other: str) -> Rows:
@@ -184,14 +215,18 @@ def survival(study: str, factor: str) -> Rows:
 def _effects(effects: list[Effect]) -> Rows:
     """With a column of seeds where they are not all the same."""
     rows = [["effect on the held-out loss, nats per token", "estimate", "95 % interval"]]
-    rows += [
-        [e.name, "–" if math.isnan(e.estimate) else f"{e.estimate:+.3f}",
-         "–" if math.isnan(e.low) else f"{e.low:+.3f} to {e.high:+.3f}"]
-        for e in effects
-    ]  # fmt: skip
+    rows += [[effect.name, *_numbers(effect)] for effect in effects]
     if len({effect.seeds for effect in effects}) > 1:
         rows = [[*row, column] for row, column in zip(rows, ["seeds", *(str(e.seeds) for e in effects)], strict=True)]
     return rows
+
+
+def _numbers(effect: Effect) -> list[str]:
+    """The estimate and the interval."""
+    return [
+        "–" if math.isnan(effect.estimate) else f"{effect.estimate:+.3f}",
+        "–" if math.isnan(effect.low) else f"{effect.low:+.3f} to {effect.high:+.3f}",
+    ]
 
 
 def passes(study: str) -> Rows:
@@ -242,6 +277,16 @@ TABLES: dict[str, Callable[[], Rows]] = {
         *simple_effects("precision", "attention")[1:],
     ],
     "grid": lambda: tuned("grid", "grid-above"),
+    "steps": lambda: losses("steps"),
+    "steps-effects": lambda: [
+        *simple_effects("steps", "attention"),
+        *change_of_effect("steps", "attention", "steps")[1:],
+    ],
+    "five-arms": lambda: arms("five-arms", "best"),
+    "five-arms-effects": lambda: main_effects("five-arms"),
+    "best-effects": lambda: main_effects("best"),
+    "rivals": lambda: against("rivals", DEPARTURES),
+    "power": lambda: power({"steps": "attention", "five-arms": "arm", "best": "arm", "rivals": "arm"}),
     "survival": lambda: survival("survival", "attention"),
     "norm-weight": lambda: main_effects("norm-weight"),
     "lambda": lambda: main_effects("lambda"),

@@ -281,6 +281,7 @@ def test_effects_of_chosen_pairs_and_their_change(monkeypatch):
             "levels": {"attention": attention, "steps": steps},
             "seed": seed,
             "values": {
+                "parameters": 7,
                 "final": {"loss": (loss := 4 + (attention == "V1") * gap[steps])},
                 "block_losses": {"0": [loss] * 9},
             },
@@ -294,7 +295,36 @@ def test_effects_of_chosen_pairs_and_their_change(monkeypatch):
     ]
     runs = [{**run, "levels": {"arm": "/".join(run["levels"].values())}} for run in runs]
     tables_of(monkeypatch, {"s": {"factors": {"arm": list(dict.fromkeys(run["levels"]["arm"] for run in runs))}}}, runs)
-    assert tables.against("s", {"V1/600": "softmax/600"})[1][:2] == ["V1/600 against softmax/600", "-0.500"]
+    rows = tables.against("s", {"V1/600": "softmax/600"})
+    assert rows[1] == ["softmax/600", "7", "4.000 [4.000, 4.000]", "–", "–", "–"]
+    assert rows[4] == ["V1/600", "7", "3.500 [3.500, 3.500]", "softmax/600", "-0.500", "-0.500 to -0.500"]
+
+
+def test_a_difference_that_is_detectable_is_seen_four_times_in_five():
+    draws = np.random.default_rng(5)
+    size, seen = 0.5, 0
+    for _ in range(400):
+        runs = made(lambda levels: 4.0 + size * (levels[0] == "V1"), seeds=6, seed_noise=0.2, generator=draws)
+        (effect, *_) = effects.results(runs, FACTORS).simple_effects("attention")
+        seen += (effect.low > 0) / 400
+    # The standard deviation of the difference of two runs is 0.2 · √2
+    critical, error = stats.t.ppf(0.975, 5), 0.2 * 2**0.5 / 6**0.5
+    assert seen == pytest.approx(stats.nct.sf(critical, 5, size / error), abs=0.05)
+    # Where the standard deviation is that of this study, what is said to be detectable has a power of four fifths
+    assert stats.nct.sf(critical, 5, effect.detectable / effect.spread * 6**0.5) == pytest.approx(0.8, abs=0.03)
+
+
+def test_the_power_of_a_study_is_the_spread_of_its_differences(monkeypatch):
+    runs = made(lambda levels: 4.0, seed_noise=0.1)
+    tables_of(monkeypatch, {"s": {"factors": FACTORS}}, runs)
+    rows = tables.power({"s": "attention"})
+    known = effects.results(runs, FACTORS)
+    difference = known.losses[known.combinations.index(("V1", "with", "a"))]
+    difference = difference - known.losses[known.combinations.index(("softmax", "with", "a"))]
+    assert rows[1][:4] == ["s", "V1 against softmax: with norm, start a", "3", f"{difference.std(ddof=1):.3f}"]
+    assert len(rows) == 5
+    tables_of(monkeypatch, {"s": {"factors": FACTORS}}, [run for run in runs if run["seed"] == 0])
+    assert tables.power({"s": "attention"})[1][2:] == ["1", "–", "–"]
 
 
 def test_a_diverged_run_is_named_and_its_seed_left_out_of_effects_that_need_it(monkeypatch):
@@ -358,12 +388,10 @@ def test_rivals_have_the_parameters_of_what_they_depart_from():
     study = {name: value for name, value in evidence.studies()["rivals"].items() if name != "common_from"}
     runs = {run.levels["arm"]: run.settings(["books"], ["held-out"]) for run in evidence.runs_of("rivals", study)}
     of_mlp_channel = 3 * 128 * 4
-    departures = {
-        "gated softmax": "softmax", "sink logits": "softmax", "grouped": "V1", "V2 across groups": "V2",
-        "V2 without λ": "V2", "V2 without sigmoid": "V2", "V2": "softmax of V2's parameters",
-    }  # fmt: skip
+    departures = dict(tables.DEPARTURES)
+    assert set(departures) | set(departures.values()) == set(runs)
     extended = "DEX from the first step"  # which adds a matrix and λ to each layer
-    assert set(departures) | set(departures.values()) | {"V1", extended} == set(runs)
+    assert departures.pop(extended) == "softmax"
     assert parameter_count(runs[extended]) - parameter_count(runs["softmax"]) == 4 * (16 * 16 + 1)
     for name, other in departures.items():
         difference = parameter_count(runs[name]) - parameter_count(runs[other])
