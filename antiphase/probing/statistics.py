@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,19 +125,55 @@ def attention_statistics(
     base = model.base_model
     if "use_cache" in inspect.signature(base.forward).parameters or hasattr(base.config, "use_cache"):
         model_inputs["use_cache"] = False
-    probe = _Probe(None if real is None else real.bool().to(model.device), top, histogram)
+    probe = _Probe(model, model_inputs, spans or {}, alpha=alpha, top=top, histogram=histogram)
     with observed(model, probe, once=True):
         base(**{name: value.to(model.device) if isinstance(value, Tensor) else value
                 for name, value in model_inputs.items()})  # fmt: skip
-    return _gather(probe.seen, alpha, spans or {})
+    return probe.found()
+
+
+class _Rows:
+    """Tensors of equal shape, one of each layer, in one storage that is allocated with the first.
+
+    Kept one by one, these small tensors would lie between the large ones of the forward pass, and the heap, which can
+    shrink at its end alone, would grow around them.
+    """
+
+    def __init__(self, expected: int) -> None:
+        self.expected, self.count = expected, 0
+        self.storage: Tensor | None = None
+
+    def append(self, row: Tensor) -> None:
+        """Copy a layer's tensor."""
+        if self.storage is None:
+            self.storage = row.new_empty(max(1, self.expected), *row.shape)
+        if row.shape != self.storage.shape[1:]:
+            raise ValueError("the model's layers have different numbers of heads, which do not fit into one table")
+        if self.count == len(self.storage):
+            self.storage = torch.cat([self.storage, torch.empty_like(self.storage)])
+        self.storage[self.count] = row
+        self.count += 1
+
+    def all(self) -> Tensor:
+        """(layers, ...), on the CPU."""
+        assert self.storage is not None
+        return self.storage[: self.count].cpu()
 
 
 class _Probe:
     """Observes each call and stores its statistics."""
 
-    def __init__(self, real: Tensor | None, top: int, histogram: bool) -> None:
-        self.real, self.top, self.histogram = real, top, histogram
-        self.seen: list[_Seen] = []
+    def __init__(
+        self, model: PreTrainedModel, inputs: Mapping[str, Any], spans: Mapping[str, Tensor],
+        *, alpha: float, top: int, histogram: bool,
+    ) -> None:  # fmt: skip
+        real = inputs.get("attention_mask")
+        self.real = None if real is None else real.bool().to(model.device)
+        self.spans = {name: span.to(model.device) for name, span in spans.items()}
+        self.alpha, self.top, self.histogram = alpha, top, histogram
+        self.layers: list[int] = []
+        expected = getattr(model.base_model.config, "num_hidden_layers", 1)
+        self.rows: defaultdict[str, _Rows] = defaultdict(lambda: _Rows(expected))
 
     def __call__(self, call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
         if call.is_second_half:
@@ -152,6 +189,9 @@ class _Probe:
         real = self.real
         if real is None:
             real = torch.ones(batch, length, dtype=torch.bool, device=call.query.device)
+        for name, span in self.spans.items():
+            if span.dtype != torch.bool or span.shape != real.shape:
+                raise ValueError(f"span {name} must be bool {tuple(real.shape)}, got {span.dtype} {tuple(span.shape)}")
         query, key = call.by_group()
         lam = call.lam
         if lam is not None:
@@ -162,73 +202,65 @@ class _Probe:
         lambdas = () if lam is None else (lam,)
         if not all(bool(part.isfinite().all()) for part in (found.maps.mass, found.maps.entropy, *lambdas)):
             raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
-        self.seen.append(_Seen(call.layer, found, keys_of_last_query(real, length, visible), real, call.kind.pairing))
+        self.layers.append(call.layer)
+        for name, row in self._rows(found, call.kind.pairing, real, keys_of_last_query(real, length, visible)):
+            self.rows[name].append(row)
+
+    def _rows(
+        self, found: LayerStatistics, pairing: Pairing, real: Tensor, last: Tensor
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The fields of ``AttentionStatistics`` and, after a point, ``DifferenceStatistics``, for one layer.
+
+        Args:
+            real: (B, N) bool, without padding.
+            last: (B,) number of keys that the last query sees.
+        """
+        first = real.long().argmax(1)
+        received, mass = pairing.by_map(found.maps.received), pairing.by_map(found.maps.mass)
+        marked = sinks(received, first, last, alpha=self.alpha)
+        yield "received", received
+        yield "sinks", marked
+        yield "enough_queries", enough_queries(found.queries, last, alpha=self.alpha)
+        yield "sink_share", _share(mass, marked)
+        yield "first_share", _share(mass, torch.nn.functional.one_hot(first, real.shape[1]).bool())
+        yield "entropy", pairing.by_map(found.maps.entropy)
+        yield "top_logits", pairing.by_map(found.top_logits)
+        if found.logit_histogram is not None and found.logit_powers is not None:
+            yield "logit_histogram", pairing.by_map(found.logit_histogram.unsqueeze(0))[0]
+            yield "logit_powers", pairing.by_map(found.logit_powers.unsqueeze(0))[0]
+        for name, span in self.spans.items():
+            yield f"span {name}", _share(mass, span)
+        if found.differences is None:
+            return
+        yield "differences.entropy", found.differences.entropy.flatten(1)
+        yield "differences.negative_share", found.differences.negative_share.flatten(1)
+        for name, span in self.spans.items():
+            yield f"differences.span {name}", _share(found.differences.signed_mass.flatten(1, 2), span)
+            yield f"differences.absolute span {name}", _share(found.differences.absolute_mass.flatten(1, 2), span)
+
+    def found(self) -> AttentionStatistics:
+        """The statistics of all layers that were seen."""
+        every = {name: rows.all() for name, rows in self.rows.items() if rows.count == len(self.layers)}
+        fields = ("received", "sinks", "enough_queries", "sink_share", "first_share", "entropy", "top_logits")
+        differences = None
+        if "differences.entropy" in every:
+            differences = DifferenceStatistics(
+                entropy=every["differences.entropy"],
+                negative_share=every["differences.negative_share"],
+                span_share={name: every[f"differences.span {name}"] for name in self.spans},
+                span_share_absolute={name: every[f"differences.absolute span {name}"] for name in self.spans},
+            )
+        return AttentionStatistics(
+            **{name: every[name] for name in fields},
+            span_share={name: every[f"span {name}"] for name in self.spans},
+            logit_histogram=every.get("logit_histogram"),
+            logit_powers=every.get("logit_powers"),
+            layers=self.layers,
+            alpha=self.alpha,
+            differences=differences,
+        )
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """Statistics of one layer."""
-
-    layer: int
-    found: LayerStatistics
-    last: Tensor
-    """(B,) number of keys that the last query sees."""
-    real: Tensor
-    """(B, N)."""
-    pairing: Pairing
-
-
-def _gather(seen: list[_Seen], alpha: float, spans: Mapping[str, Tensor]) -> AttentionStatistics:
-    """Combine all layers, on the CPU."""
-    if len({one.pairing.by_map(one.found.maps.entropy).shape for one in seen}) != 1:
-        raise ValueError("the model's layers have different numbers of heads, which do not fit into one table")
-    real, first = seen[0].real, seen[0].real.long().argmax(1)
-    marked = {name: span.to(real.device) for name, span in spans.items()}
-    for name, span in marked.items():
-        if span.dtype != torch.bool or span.shape != real.shape:
-            raise ValueError(f"span {name} must be bool {tuple(real.shape)}, got {span.dtype} {tuple(span.shape)}")
-
-    def stacked(values: list[Tensor]) -> Tensor:
-        return torch.stack(values).cpu()
-
-    def share(mass: Tensor, keys: Tensor) -> Tensor:
-        """Share of the mass (B, heads, N) that lies on keys (B, N) or (B, heads, N)."""
-        return (mass * (keys if keys.dim() == 3 else keys.unsqueeze(1))).sum(-1)
-
-    received = [one.pairing.by_map(one.found.maps.received) for one in seen]
-    mass = [one.pairing.by_map(one.found.maps.mass) for one in seen]
-    found = [sinks(a, first, one.last, alpha=alpha) for a, one in zip(received, seen, strict=True)]
-    is_first = torch.nn.functional.one_hot(first, real.shape[1]).bool()
-    differences = [one.found.differences for one in seen]
-    return AttentionStatistics(
-        received=stacked(received),
-        sinks=stacked(found),
-        enough_queries=stacked([enough_queries(one.found.queries, one.last, alpha=alpha) for one in seen]),
-        sink_share=stacked([share(m, s) for m, s in zip(mass, found, strict=True)]),
-        first_share=stacked([share(m, is_first) for m in mass]),
-        entropy=stacked([one.pairing.by_map(one.found.maps.entropy) for one in seen]),
-        span_share={name: stacked([share(m, span) for m in mass]) for name, span in marked.items()},
-        top_logits=stacked([one.pairing.by_map(one.found.top_logits) for one in seen]),
-        logit_histogram=None if any(one.found.logit_histogram is None for one in seen) else stacked([
-            one.pairing.by_map(one.found.logit_histogram.unsqueeze(0))[0] for one in seen
-            if one.found.logit_histogram is not None
-        ]),
-        logit_powers=None if any(one.found.logit_powers is None for one in seen) else stacked([
-            one.pairing.by_map(one.found.logit_powers.unsqueeze(0))[0] for one in seen
-            if one.found.logit_powers is not None
-        ]),
-        layers=[one.layer for one in seen],
-        alpha=alpha,
-        differences=None if any(d is None for d in differences) else DifferenceStatistics(
-            entropy=stacked([d.entropy.flatten(1) for d in differences if d]),
-            negative_share=stacked([d.negative_share.flatten(1) for d in differences if d]),
-            span_share={
-                name: stacked([share(d.signed_mass.flatten(1, 2), span) for d in differences if d])
-                for name, span in marked.items()
-            },
-            span_share_absolute={
-                name: stacked([share(d.absolute_mass.flatten(1, 2), span) for d in differences if d])
-                for name, span in marked.items()
-            },
-        ),
-    )  # fmt: skip
+def _share(mass: Tensor, keys: Tensor) -> Tensor:
+    """Share of the mass (B, heads, N) that lies on keys (B, N) or (B, heads, N)."""
+    return (mass * (keys if keys.dim() == 3 else keys.unsqueeze(1))).sum(-1)

@@ -116,6 +116,30 @@ def test_no_call_is_kept_for_longer_than_its_layer(monkeypatch):
 
 
 @torch.no_grad()
+def test_what_is_kept_of_layers_lies_in_one_storage(monkeypatch):
+    model, storages = build(CONFIGS["llama"]()), []
+    look = statistics._Probe.__call__
+
+    def counted(self, call, heads, weights):
+        look(self, call, heads, weights)
+        storages.append({name: rows.storage.data_ptr() for name, rows in self.rows.items()})
+
+    monkeypatch.setattr(statistics._Probe, "__call__", counted)
+    attention_statistics(model, **inputs_of("none"))
+    assert storages == [storages[0]] * LAYERS
+    assert len(storages[0]) == 7
+
+
+def test_rows_grow_and_have_one_shape():
+    rows = statistics._Rows(1)
+    for value in range(5):
+        rows.append(torch.full((2, 3), float(value)))
+    assert torch.equal(rows.all(), torch.arange(5.0)[:, None, None].expand(5, 2, 3))
+    with pytest.raises(ValueError, match="different numbers of heads"):
+        rows.append(torch.zeros(2, 4))
+
+
+@torch.no_grad()
 def test_the_model_is_as_before_also_after_an_error():
     model = build(CONFIGS["llama"]())
     ids = inputs_of("none")["input_ids"]
