@@ -29,6 +29,8 @@ def main() -> None:
     """Write every figure, from the runs that are finished."""
     figure = loss_by_start(found("factorial"))
     (IMAGES / "factorial.png").write_bytes(figure_bytes(figure, "png"))
+    if runs_of("steps"):
+        (IMAGES / "steps.png").write_bytes(figure_bytes(gap_by_steps(found("steps")), "png"))
     arms = survivals(runs_of("survival"), "attention", list(studies()["survival"]["factors"]["attention"]))
     (IMAGES / "survival.png").write_bytes(figure_bytes(learned_by(arms), "png"))
 
@@ -53,6 +55,31 @@ def loss_by_start(results: Results) -> Figure:
     axes.set_xlim(-0.3, len(starts) - 0.7)
     axes.set(title="Held-out loss after 2.5M tokens", xlabel="start", ylabel="nats per token")
     axes.legend(fontsize=9, loc="upper right")
+    return figure
+
+
+@matplotlib.rc_context(STYLE)
+def gap_by_steps(results: Results) -> Figure:
+    """V1's loss minus softmax's by the length of training: a mark per seed, and the mean with its 95 % interval."""
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    names = results.factors["steps"]
+    lengths = [int(name.replace(",", "")) for name in names]
+    effects = results.simple_effects("attention")
+    for index, (length, name) in enumerate(zip(lengths, names, strict=True)):
+        softmax, v1 = (results.losses[results.combinations.index((arm, name))] for arm in results.factors["attention"])
+        gaps = (v1 - softmax)[np.isfinite(v1 - softmax)]
+        axes.plot([length] * len(gaps), gaps, "o", color=COLOURS[1], fillstyle="none", markersize=6,
+                  label="each seed" if not index else None)  # fmt: skip
+    means, low, high = (np.array([getattr(effect, name) for effect in effects]) for name in ("estimate", "low", "high"))
+    axes.errorbar(lengths, means, [means - low, high - means], color=COLOURS[1], capsize=4, label="mean, 95 % interval")
+    axes.axhline(0, color="0.4", linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, names)
+    axes.minorticks_off()
+    axes.set_xlim(lengths[0] / 1.2, lengths[-1] * 1.2)
+    axes.set(title="Held-out loss of V1 minus that of softmax", xlabel="steps of 4,096 tokens", ylabel="nats per token")
+    axes.legend(fontsize=9)
     return figure
 
 
