@@ -41,6 +41,8 @@ from antiphase.typed import build
 STUDIES = Path(__file__).with_suffix(".yaml")
 RECORDS = Path("docs/records/evidence")
 WORK = Path("runs/evidence")
+UNTRAINED = ("evaluate_every", "log_every")
+"""Settings of training that change no weight. Older runs logged every tenth step."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +208,7 @@ def reusable(settings: RunSettings) -> dict[str, Any] | None:
 def _identity(settings: dict[str, Any]) -> dict[str, Any]:
     """The settings that determine a run's record."""
     data = {name: value for name, value in settings["data"].items() if name not in ("cache", "workers")}
-    training = {name: value for name, value in settings["training"].items() if name != "evaluate_every"}
+    training = {name: value for name, value in settings["training"].items() if name not in UNTRAINED}
     evaluation = {name: settings["evaluation"][name] for name in ("validation_sequences", "curve_samples")}
     return {"model": settings["model"], "data": data, "training": training, "evaluation": evaluation}
 

@@ -10,9 +10,12 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 from evidence import Choice, best_of, count, studies
 from evidence_effects import Effect, Levels, Results, described, log_rank, results, runs_of, survivals
+
+from antiphase.studies.tune.measure import BEFORE
 
 DEPARTURES = {
     "V1": "softmax", "gated softmax": "softmax", "sink logits": "softmax", "DEX from the first step": "softmax",
@@ -20,6 +23,7 @@ DEPARTURES = {
     "V2 without sigmoid": "V2",
 }  # fmt: skip
 """The arm of ``rivals`` that each arm departs from."""
+SPIKES = "gradient spikes"
 Rows = list[list[str]]
 BOOKS = ("Moby-Dick", "Pride and Prejudice")
 """The held-out books, in the order of their files."""
@@ -49,7 +53,7 @@ def tuned(*names: str) -> Rows:
     """Held-out loss of every arm and start by learning rate, with one seed; bold where it is the arm's lowest."""
     runs = [run for name in names for run in runs_of(name)]
     rates = sorted({run["levels"]["rate"] for run in runs}, key=float)
-    rows = [["arm, start", *(f"rate {rate}" for rate in rates), "gradient spikes per run"]]
+    rows = [["arm, start", *(f"rate {rate}" for rate in rates), SPIKES]]
     losses = {
         (run["levels"]["arm"], run["levels"]["start"], run["levels"]["rate"]): run["values"]["final"]["loss"]
         for run in runs
@@ -58,9 +62,18 @@ def tuned(*names: str) -> Rows:
         best = min((loss for key, loss in losses.items() if key[0] == arm and loss is not None), default=None)
         cells = [_cell(losses.get((arm, start, rate), "–"), best) for rate in rates]
         own = [run for run in runs if (run["levels"]["arm"], run["levels"]["start"]) == (arm, start)]
-        spikes = statistics.fmean(run["values"]["spikes"] for run in own)
-        rows.append([f"{arm}, {described('start', start)}", *cells, f"{spikes:.1f}"])
+        rows.append([f"{arm}, {described('start', start)}", *cells, _spikes(own)])
     return rows
+
+
+def _spikes(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Gradient spikes of some runs, and the number of steps that were looked at: logged, and with enough before."""
+    looked = 0
+    for run in runs:
+        training, diverged = run["settings"]["training"], run["values"].get("diverged")
+        last = training["steps"] if diverged is None else diverged["step"]
+        looked += max(0, last // training["log_every"] - BEFORE)
+    return f"{sum(run['values']['spikes'] for run in runs):,} of {looked:,}" if runs else "–"
 
 
 def _order(names: Sequence[str]) -> Callable[[tuple[str, ...]], tuple[int, ...]]:
@@ -85,12 +98,22 @@ def _cell(loss: float | str | None, best: float | None) -> str:
 def arms(common: str, best: str) -> Rows:
     """Held-out loss of every arm at the common setting and at its best: mean and seeds, and the settings."""
     shared = _words(best_of(studies()[common]["common_from"]))
-    rows = [["arm", "parameters", f"common setting: {shared}", "its best", "start and rate of its best"]]
-    parameters = {run["levels"]["arm"]: run["values"]["parameters"] for run in runs_of(common)}
+    head = [
+        "arm",
+        "parameters",
+        f"common setting: {shared}",
+        SPIKES,
+        "own setting",
+        SPIKES,
+        "own start and rate",
+    ]
+    rows = [head]
     sources = studies()[best]["chosen_from"]
     for arm in studies()[common]["factors"]["arm"]:
-        cells = [_mean_and_seeds(found(study), (arm,)) for study in (common, best)]
-        rows.append([arm, f"{parameters[arm]:,}", *cells, _words(best_of(sources, [arm]))])
+        own = {study: [run for run in runs_of(study) if run["levels"]["arm"] == arm] for study in (common, best)}
+        count = next((f"{run['values']['parameters']:,}" for runs in own.values() for run in runs), "–")
+        cells = [cell for study in own for cell in (_mean_and_seeds(found(study), (arm,)), _spikes(own[study]))]
+        rows.append([arm, count, *cells, _words(best_of(sources, [arm]))])
     return rows
 
 
@@ -138,7 +161,7 @@ def power(factors: Mapping[str, str]) -> Rows:
     rows = [["study", "difference", "seeds", "standard deviation over seeds", "seen with a power of 80 %"]]
     for study, factor in factors.items():
         for effect in found(study).simple_effects(factor):
-            numbers = ["–" if math.isnan(value) else f"{value:.3f}" for value in (effect.spread, effect.detectable)]
+            numbers = ["–" if math.isnan(value) else f"{value:.2g}" for value in (effect.spread, effect.detectable)]
             rows.append([study, effect.name, str(effect.seeds), *numbers])
     return rows
 
@@ -193,10 +216,15 @@ def by_book(study: str, factor: str) -> Rows:
 
 
 def progress() -> Rows:
-    """Number of runs with a record, by study."""
-    rows = [["study", "question", "finished runs"]]
+    """Number of runs with a record by study, and of seeds whose runs were not all made on one kind of processor."""
+    rows = [["study", "question", "finished runs", "seeds on two kinds of processor"]]
     for name, study in studies().items():
-        rows.append([name, study["question"].strip(), f"{len(runs_of(name))} of {count(study)}"])
+        runs = runs_of(name)
+        made_on: dict[int, set[str]] = {}
+        for run in runs:
+            made_on.setdefault(run["seed"], set()).add(run["environment"]["processor"])
+        mixed = sum(len(kinds) > 1 for kinds in made_on.values())
+        rows.append([name, study["question"].strip(), f"{len(runs)} of {count(study)}", str(mixed)])
     return rows
 
 
@@ -282,11 +310,29 @@ TABLES: dict[str, Callable[[], Rows]] = {
         *simple_effects("steps", "attention"),
         *change_of_effect("steps", "attention", "steps")[1:],
     ],
+    "steps-own": lambda: losses("steps-own"),
+    "steps-own-effects": lambda: [
+        *simple_effects("steps-own", "arm"),
+        *change_of_effect("steps-own", "arm", "steps")[1:],
+    ],
     "five-arms": lambda: arms("five-arms", "best"),
     "five-arms-effects": lambda: main_effects("five-arms"),
+    "five-arms-by-book": lambda: by_book("five-arms", "arm"),
     "best-effects": lambda: main_effects("best"),
+    "best-by-book": lambda: by_book("best", "arm"),
     "rivals": lambda: against("rivals", DEPARTURES),
-    "power": lambda: power({"steps": "attention", "five-arms": "arm", "best": "arm", "rivals": "arm"}),
+    "power": lambda: power(
+        {
+            "factorial": "attention",
+            "heads-of-width-16": "attention",
+            "heads-of-one-model": "attention",
+            "tied": "attention",
+            "steps": "attention",
+            "steps-own": "arm",
+            "five-arms": "arm",
+            "best": "arm",
+        },
+    ),
     "survival": lambda: survival("survival", "attention"),
     "norm-weight": lambda: main_effects("norm-weight"),
     "lambda": lambda: main_effects("lambda"),

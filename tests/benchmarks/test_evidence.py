@@ -258,18 +258,23 @@ def test_the_table_of_a_grid_marks_each_arms_lowest_loss(monkeypatch):
     runs = [
         {
             "levels": {"arm": arm, "start": start, "rate": rate},
-            "values": {"final": {"loss": losses.get((arm, start, rate), 3.0)}, "spikes": int(rate == "4e-3")},
+            "values": {
+                "final": {"loss": losses.get((arm, start, rate), 3.0)},
+                "spikes": int(rate == "4e-3"),
+                "diverged": {"step": 40} if losses.get((arm, start, rate), 3.0) is None else None,
+            },
+            "settings": {"training": {"steps": 300, "log_every": 2 if rate == "1e-3" else 10}},
         }
         for arm, start, rate in itertools.product(*factors.values())
         if (arm, start, rate) != ("b", "new", "2e-3")
     ]
     tables_of(monkeypatch, TUNED, runs)
     assert tables.tuned("grid") == [
-        ["arm, start", "rate 1e-3", "rate 2e-3", "rate 4e-3", "gradient spikes per run"],
-        ["a, start old", "diverged", "3.000", "3.000", "0.3"],
-        ["a, start new", "3.000", "**1.000**", "3.000", "0.3"],
-        ["b, start old", "**2.000**", "3.000", "3.000", "0.3"],
-        ["b, start new", "3.000", "–", "3.000", "0.5"],
+        ["arm, start", "rate 1e-3", "rate 2e-3", "rate 4e-3", "gradient spikes"],
+        ["a, start old", "diverged", "3.000", "3.000", "1 of 50"],
+        ["a, start new", "3.000", "**1.000**", "3.000", "1 of 180"],
+        ["b, start old", "**2.000**", "3.000", "3.000", "1 of 180"],
+        ["b, start new", "3.000", "–", "3.000", "1 of 160"],
     ]
 
 
@@ -321,7 +326,7 @@ def test_the_power_of_a_study_is_the_spread_of_its_differences(monkeypatch):
     known = effects.results(runs, FACTORS)
     difference = known.losses[known.combinations.index(("V1", "with", "a"))]
     difference = difference - known.losses[known.combinations.index(("softmax", "with", "a"))]
-    assert rows[1][:4] == ["s", "V1 against softmax: with norm, start a", "3", f"{difference.std(ddof=1):.3f}"]
+    assert rows[1][:4] == ["s", "V1 against softmax: with norm, start a", "3", f"{difference.std(ddof=1):.2g}"]
     assert len(rows) == 5
     tables_of(monkeypatch, {"s": {"factors": FACTORS}}, [run for run in runs if run["seed"] == 0])
     assert tables.power({"s": "attention"})[1][2:] == ["1", "–", "–"]
@@ -354,11 +359,15 @@ def test_effects_on_one_book_are_of_its_blocks_alone(monkeypatch):
 
 def test_an_arm_that_diverged_at_every_rate_has_no_lowest_loss(monkeypatch):
     runs = [
-        {"levels": {"arm": "a", "start": "old", "rate": rate}, "values": {"final": {"loss": None}, "spikes": 0}}
+        {
+            "levels": {"arm": "a", "start": "old", "rate": rate},
+            "values": {"final": {"loss": None}, "spikes": 0, "diverged": {"step": 15}},
+            "settings": {"training": {"steps": 300, "log_every": 1}},
+        }
         for rate in ("1e-3", "2e-3")
     ]
     tables_of(monkeypatch, TUNED, runs)
-    assert tables.tuned("grid")[1:] == [["a, start old", "diverged", "diverged", "0.0"]]
+    assert tables.tuned("grid")[1:] == [["a, start old", "diverged", "diverged", "0 of 10"]]
 
 
 def survival_runs(steps, arm):
