@@ -292,7 +292,13 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "heads-of-width-16": lambda: losses("heads-of-width-16"),
     "heads-of-width-16-effects": lambda: simple_effects("heads-of-width-16", "attention"),
     "heads-of-one-model": lambda: losses("heads-of-one-model"),
-    "heads-of-one-model-effects": lambda: simple_effects("heads-of-one-model", "attention"),
+    "heads-of-one-model-effects": lambda: [
+        *simple_effects("heads-of-one-model", "attention"),
+        *(
+            [f"differential heads, {name}", *numbers]
+            for name, *numbers in simple_effects("heads-of-one-model", "differential heads")[2::2]
+        ),  # 8 against 2
+    ],
     "tied": lambda: losses("tied"),
     "tied-effects": lambda: [
         *simple_effects("tied", "attention"),
