@@ -101,6 +101,10 @@ def command(measurement: Measurement) -> Callable[..., None]:
             finish(console, record, output, page=presentation.page, further=further, as_json=as_json)
             if closing := presentation.closing(record, output):
                 console.print(closing, highlight=False)
+        if measurement.plan is not None and output is not None:
+            from antiphase.studies.jobs import check_any_left
+
+            check_any_left(output)
 
     return command_of(measurement.settings, run)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.config import RunSettings, to_yaml
-from antiphase.errors import DIVERGED
+from antiphase.errors import DIVERGED, DivergedError
 from antiphase.execution.executor import Command, Pool
 from antiphase.execution.queue import run_tasks
 from antiphase.folders.contents import check_model, check_text
 from antiphase.records import PAGE, Record, write_atomically
-from antiphase.training.run_folder import last_metrics
+from antiphase.training.run_folder import METRICS, last_metrics
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,19 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, pool: Pool, report: Report) -
     """
     tasks = [_Training(job, jobs[0], output, report) for job in jobs]
     run_tasks(tasks, pool, stopped="every run has written a checkpoint")
+
+
+def check_any_left(output: Path) -> None:
+    """
+    Raises:
+        DivergedError: every training run below this folder of a finished study diverged.
+    """
+    runs = [Record.load(metrics.parent) for metrics in output.rglob(METRICS)]
+    if runs and all(run.values.get("diverged") for run in runs):
+        raise DivergedError(
+            f"--output {output}: all {len(runs)} runs diverged, so the record has no trained model; a lower "
+            "training.learning_rate or more training.warmup_steps may help, in another folder"
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from antiphase import cli
 from antiphase.config import load_preset
 from antiphase.errors import DivergedError, InputError
 from antiphase.execution.local import LocalPool
@@ -17,7 +18,7 @@ from antiphase.studies.ablations.rows import ablation_preset
 from antiphase.studies.compare import Comparison
 from antiphase.studies.compare.measure import compare
 from antiphase.studies.grid import Grid
-from antiphase.studies.jobs import run_jobs
+from antiphase.studies.jobs import check_any_left, run_jobs
 from antiphase.studies.reproduce.readings import diverged
 from antiphase.studies.scaling.measure import scaling
 from antiphase.studies.training_run import train_run
@@ -102,6 +103,22 @@ def test_a_comparison_of_which_nothing_is_left(tmp_path, diverging):
     assert all(run.is_diverged for run in Comparison.of(record).runs)
     assert diverged(record) == [0, 1]
     assert "Headline" in drawn(record, tmp_path)
+    with pytest.raises(DivergedError, match=f"--output {tmp_path}/c: all 4 runs diverged"):
+        check_any_left(tmp_path / "c")
+
+
+@pytest.mark.slow
+def test_a_command_whose_runs_all_diverged_says_so(tmp_path, monkeypatch, capsys, tiny_preset):
+    settings = ("compare.seeds=[0]", "training.steps=4", "training.learning_rate=1e30", "training.clip=1e30")
+    words = ["compare", "--preset", str(tiny_preset), "--output", str(tmp_path / "c")]
+    monkeypatch.setattr("sys.argv", ["antiphase", *words, *(word for one in settings for word in ("--set", one))])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    err = capsys.readouterr().err
+    assert (ended.value.code, err.count("\n")) == (3, 1)
+    assert "c: all 2 runs diverged" in err
+    assert Record.load(tmp_path / "c").kind == "compare"
+    assert (tmp_path / "c" / PAGE).is_file()
 
 
 def test_a_rate_that_diverged_is_not_the_best(tmp_path, diverging):
