@@ -55,8 +55,11 @@ class TaskSettings:
     delimiter: str = " "
     """Text between prompt and answer."""
     demonstrations: Any = None
-    """Where examples are taken from; None means from rows of ``data`` that are not asked."""
+    """Where examples are taken from; None means from ``demonstrations_split`` of ``data``, or without such a split from
+    rows of ``data`` that are not asked.
+    """
     demonstrations_split: str | None = None
+    """Name of the examples' split in a .json file."""
     shots: int = 0
     """Number of examples before each prompt."""
     separator: str = "\n\n"

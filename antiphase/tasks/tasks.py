@@ -104,7 +104,8 @@ class LabelledTask:
         self.stop = tuple(
             token for token in range(id_count(tokenizer)) if "\n" in tokenizer.decode([token])
         ) if settings.kind == "answer" else ()  # fmt: skip
-        self.has_own_examples = settings.demonstrations is not None
+        self.has_own_examples = False
+        """Whether examples come from rows of their own, which are never asked."""
         self._read()
 
     def task(self, count: int | None) -> Task:
@@ -185,9 +186,17 @@ class LabelledTask:
                 raise InputError(f"columns: {column} has {len(values)} lines for {len(self.rows)} rows")
             for row, value in zip(self.rows, values, strict=True):
                 row.values[name] = value
+        own = {row.place for row in self.rows}
         self.rows = self.pool = self._kept(self.rows)
-        if self.has_own_examples:
-            self.pool = self._kept(self._rows(settings.demonstrations, settings.demonstrations_split))
+        if settings.demonstrations is not None:
+            shown = self._rows(settings.demonstrations, settings.demonstrations_split)
+        elif settings.demonstrations_split is not None:
+            shown = self._rows(settings.data, settings.demonstrations_split)
+            shown = [row for row in shown if row.place not in own]  # data without splits gives the same rows again
+        else:
+            shown = []
+        if shown:
+            self.pool, self.has_own_examples = self._kept(shown), True
         if settings.kind == "classification":
             self.labels = self._labels([*self.rows, *(self.pool if self.has_own_examples else [])])
 

@@ -1,0 +1,57 @@
+"""Examples are rows that are not asked: of another split, of another file, or the others of the same data."""
+
+import json
+
+import pytest
+import yaml
+
+from antiphase.data.tokenization import train_tokenizer
+from antiphase.tasks.tasks import load_labelled_task, load_task
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer(["Request: test train val 0 1 2 3 Intent: a b"] * 9, 300)
+
+
+def written(tmp_path, **tree):
+    path = tmp_path / "task.yaml"
+    path.write_text(yaml.safe_dump({"template": "clinc-150", **tree}))
+    return str(path)
+
+
+def parts(tmp_path, tokenizer, content, **more):
+    """The texts asked, and those shown before each of them, of CLINC-150's template."""
+    (tmp_path / "c.json").write_text(json.dumps(content))
+    task = load_task(written(tmp_path, data="c.json", shots=2, **more), tokenizer)
+    prompts = [tokenizer.decode(sample.prompt).split("Request: ")[1:] for sample in task.samples]
+    asked, shown = zip(*((own, tuple(of_shown)) for *of_shown, own in prompts), strict=True)
+    return {text.split("\n")[0] for text in asked}, {text.split("\n")[0] for texts in shown for text in texts}
+
+
+def test_examples_come_from_the_split_that_the_task_names(tmp_path, tokenizer):
+    """CLINC-150's template shows rows of ``train``, and asks all of ``test``. Data without splits is never both."""
+    splits = {
+        name: [[f"{name} {index}", label] for index, label in enumerate(["a", "b", "a", "b"])]
+        for name in ("test", "train", "val")
+    }
+    texts = {name: {text for text, _ in rows} for name, rows in splits.items()}
+    asked, shown = parts(tmp_path, tokenizer, splits)
+    assert asked == texts["test"]
+    assert len(shown) == 2
+    assert shown < texts["train"]
+    asked, shown = parts(tmp_path, tokenizer, splits, demonstrations="c.json", demonstrations_split="val")
+    assert (asked, shown < texts["val"]) == (texts["test"], True)
+    for content, more in ((splits, {"demonstrations_split": "test"}), (splits["test"], {"keep": "'3' not in text"})):
+        asked, shown = parts(tmp_path, tokenizer, content, **more)
+        assert len(shown) == 2
+        assert asked | shown == {text for text in texts["test"] if not more.get("keep") or "3" not in text}
+        assert not asked & shown
+
+
+@pytest.mark.slow
+def test_clinc_shows_its_train_split(shared, tmp_path, tokenizer):
+    path = shared / "data" / "icl" / "clinc150.json"
+    task = load_labelled_task(written(tmp_path, data=str(path)), tokenizer)
+    assert (len(task.pool), len(task.rows), len(task.labels)) == (15000, 4500, 150)
+    assert all(", train, entry" in row.place for row in task.examples(100))
