@@ -10,10 +10,13 @@ import pytest
 import torch
 import yaml
 
+from antiphase.data.labelled import Row
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.evaluations.many_shot import measure as module
 from antiphase.evaluations.many_shot.measure import flips_against_chance, many_shot, pair_flips
+from antiphase.records import Record, finite
+from antiphase.report.summary import main_tables
 from antiphase.tasks.tasks import load_labelled_task
 
 WORDS = ["cat", "dog", "hen", "fox", "cow", "pig"]
@@ -132,6 +135,23 @@ def test_examples_and_orders(run):
     assert len({tuple(shown(prompts[0])) for prompts in orders[:3]}) > 1
     again, _ = run(constant, shots=[1, 2, 4])
     assert again == found
+
+
+def test_the_share_of_labels_shown_is_counted(task, tmp_path, tokenizer, monkeypatch):
+    """Of eight rows asked, one is red, two blue and five green; the examples begin with red, red, blue, green."""
+    monkeypatch.setattr(module, "choose_options", lambda model, prompts, given: [0] * len(prompts))
+    planted = task()
+    labels = ["red", *2 * ["blue"], *5 * ["green"]]
+    planted.rows = [Row("asked", {"text": "cat hen", "label": label}) for label in labels]
+    shown = [Row("shown", {"text": "dog dog", "label": label}) for label in ("red", "red", "blue", "green")]
+    monkeypatch.setattr(planted, "examples", lambda count: shown[:count])
+    planted.has_own_examples = True
+    found = many_shot(None, planted, shots=[0, 1, 2, 3, 4], samples=8, orders=2, seed=0)
+    rows = found.tasks["colours"].rows
+    assert [row.label_shown for row in rows] == [0, 1 / 8, 1 / 8, 3 / 8, 1]
+    (table, *_) = main_tables(Record(kind="evaluate-many-shot", values=finite(found)))
+    place = [column.name for column in table.columns].index("Label shown")
+    assert [row[place] for row in table.rows] == [row.label_shown for row in rows]
 
 
 def test_alternating_orders_alternate(run):

@@ -51,6 +51,8 @@ class AtShots:
     """Number of tokens in the median prompt."""
     answers_given: int | None = None
     """Number of distinct answers."""
+    label_shown: float | None = None
+    """Share of the rows asked whose label is among the examples, whatever their order; older records lack it."""
 
 
 @dataclass(frozen=True)

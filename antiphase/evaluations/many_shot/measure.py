@@ -149,7 +149,12 @@ def many_shot(
         right = sum(a == b for a, b in zip(answers, targets, strict=True))
         tokens = sorted(len(sample.prompt) for sample in prompts)
         interval = list(wilson_interval(right, samples))
-        rows.append(AtShots(count, right / samples, interval, tokens[len(tokens) // 2], len(set(answers))))
+        rows.append(
+            AtShots(
+                count, right / samples, interval, tokens[len(tokens) // 2], len(set(answers)),
+                _label_shown(task, asked, largest[:count]),
+            )
+        )  # fmt: skip
         done += 1
         report(done, whole)
     most = max(fitting)
@@ -187,6 +192,12 @@ def _fitting(
                 raise
             break
     return fitting
+
+
+def _label_shown(task: LabelledTask, asked: Sequence[int], shown: Sequence[Row]) -> float:
+    """Share of the rows asked whose label is among the examples."""
+    labels = {task.label(row) for row in shown}
+    return sum(task.label(task.rows[number]) in labels for number in asked) / len(asked)
 
 
 def _over_orders(answers_by_order: Sequence[Sequence[int]], targets: Sequence[int], shots: int) -> OverOrders:

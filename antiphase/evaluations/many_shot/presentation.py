@@ -20,17 +20,20 @@ def shots(read: ManyShot) -> Table | None:
     tasks = read.tasks
     columns = [Column("Task"), Column("Examples", "integer"), Column("Tokens", "integer"),
                Column("Accuracy", "percent"), Column("95 %"), Column("Guess", "percent"),
-               Column("Commonest label", "percent")]  # fmt: skip
+               Column("Commonest label", "percent"), Column("Label shown", "percent")]  # fmt: skip
     rows = [
         [
             name, row.shots, row.tokens, row.accuracy,
             percents_text(row.interval), found.guess_rate,
-            found.majority_rate,
+            found.majority_rate, row.label_shown,
         ]
         for name, found in tasks.items()
         for row in found.rows
     ]  # fmt: skip
-    note = "Answers are decoded over the labels only. Tokens: the median prompt's."
+    note = (
+        "Answers are decoded over the labels only. Tokens: the median prompt's. Label shown: questions whose label is "
+        "among the examples."
+    )
     for field, reason in (("left_out", "Longer than the model reads"), ("too_few_rows", "Too few rows for")):
         counts = sorted({count for found in tasks.values() for count in getattr(found, field)})
         if counts:
