@@ -67,7 +67,10 @@ JUDGED = {
 }  # fmt: skip
 """Labelled sets of the confirmatory study of calibration, by template: their files in ``classification``."""
 SPLITS = (1, 2)
-"""Seeds of further splits of the confirmatory study, besides 0: other samples choose the heads, and others judge."""
+"""Seeds of further splits of the confirmatory study, in which other samples choose the heads.
+
+Seed 0 alone gives the verdict. These are descriptive, because the samples that judge overlap between splits.
+"""
 LM_EVAL_TASKS = {
     "cr_polarity": ("custrev.all", {"0": "negative", "1": "positive"}, "Review: {{text}}\nSentiment:"),
     "trec_question": (

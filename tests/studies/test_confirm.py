@@ -63,6 +63,15 @@ def test_confirm(antiphase, tmp_path, monkeypatch):
     claims = json.loads((tmp_path / "s" / "claims.json").read_text())
     assert claims["primary"] == found["primary"]["measure"] == PRIMARY
     assert found["registered"]["written"] == claims["written"]
+    (claim,) = claims["claims"]
+    said = {name: claim[name] for name in ("model", "layers", "alpha", "beta", "mode", "least_sinks")}
+    assert said == {"model": "model", "layers": "all", "alpha": 1.2, "beta": 0.4, "mode": "prompt", "least_sinks": 0.1}
+    judging = {row["task"]: row["samples"] for row in found["tasks"]}
+    assert claim["tasks"] == [
+        {"task": "cr", "choose": 12, "judge": judging["cr"], "primary": True},
+        {"task": "cr-1", "choose": 0, "judge": judging["cr-1"], "primary": False},
+    ]
+    assert claim["control_samples"] == found["control_samples"]
     tried = {(row["layer"], row["head"]): row["change"] for row in found["tried"]}
     assert 0 < len(tried) <= found["all_heads"] == 8
     kept = [(int(layer), head) for layer, heads in found["heads"].items() for head in heads]

@@ -52,7 +52,7 @@ CELLS = "cells.jsonl"
 CLAIM = {
     "name": PRIMARY,
     "measure": "share of samples answered right after each label's mean log score over its task is subtracted, pooled "
-    "over the judging samples of every --task; McNemar's exact test, two-sided, 5 %",
+    "over the judging samples of all tasks that choose heads; McNemar's exact test, two-sided, 5 %",
     "direction": "higher with the chosen heads calibrated than without",
     "heads": "those whose calibration alone raises the log probability of right labels after mean-centring, on the "
     "samples that choose, in the mean over tasks",
@@ -84,7 +84,7 @@ def confirm(
             if loaded.model.dtype != torch.float32:
                 say(f"the model computes in {_dtype(loaded.model)}, whose rounding is as large as the effect that is "
                     "looked for; use float32")  # fmt: skip
-            register(output, primary=PRIMARY, seeds=[settings.seed], claims=[CLAIM])
+            register(output, primary=PRIMARY, seeds=[settings.seed], claims=[study.claim()])
             study.find_heads()
         with refused_by_model(settings.name):  # what has been evaluated by then stays
             values = study.run(report)
@@ -128,6 +128,20 @@ class _Confirmation:
         self.few = {name: replace(self.judged[name], samples=self.judged[name].samples[:each]) for name in self.pooled}
         self.rule: dict[str, Any] = {"alpha": settings.alpha, "beta": settings.beta, "mode": settings.mode}
         self.cells = Cells(output / CELLS, settings.mode, lambda done: None)
+
+    def claim(self) -> dict[str, Any]:
+        """What is measured and how, on which samples: all that is fixed before the first score."""
+        settings = self.settings
+        tasks = [
+            {"task": name, "choose": len(self.search[name].samples) if name in self.search else 0,
+             "judge": len(task.samples), "primary": name in self.pooled}
+            for name, task in self.judged.items()
+        ]  # fmt: skip
+        return {
+            **CLAIM, **self.rule, "model": settings.name, "layers": settings.layers or "all",
+            "least_sinks": settings.least_sinks, "tasks": tasks,
+            "control_samples": sum(len(task.samples) for task in self.few.values()),
+        }  # fmt: skip
 
     def find_heads(self) -> None:
         """The heads to try, by sinks in the prompts that choose.
