@@ -103,6 +103,11 @@ class Place(Size):
     guess_rate: float
     """Score of naming as many different numbers of the context at random."""
 
+    @property
+    def guess(self) -> float | None:
+        """The guess rate; None with one needle, where there is no other number to guess."""
+        return None if self.needles == 1 else self.guess_rate
+
 
 @dataclass(frozen=True)
 class Example:

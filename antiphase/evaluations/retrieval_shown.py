@@ -67,7 +67,7 @@ def needle_summary(found: Retrieval) -> Table | None:
     """Accuracy with its interval for each arm and place in the grid."""
     rows = [
         [row.arm, state(row), row.needles, row.queries or None, row.length, depth_text(row.depth), row.accuracy,
-         *row.interval, row.interval_is, row.guess_rate, row.samples]
+         *row.interval, row.interval_is, row.guess, row.samples]
         for row in found.summary
     ]  # fmt: skip
     columns = columns_of(
@@ -217,7 +217,7 @@ def _needle_points(found: Retrieval) -> Figure:
     axes.grid(axis="x", visible=False)
     axes.set(xlabel="depth of the asked needle in the context", ylabel=_score_name(found))
     axes.set_title(f"{point_words(grid_point(rows[0]))}; bars are the range over seeds, or 95 % intervals")
-    mark_levels(axes, {"guess rate": rows[0].guess_rate})
+    mark_levels(axes, {"guess rate": rows[0].guess})
     legend_below(figure, min(len(by_series), 4))
     return figure
 
@@ -239,7 +239,7 @@ def _needle_heatmaps(found: Retrieval) -> Figure:
     grid = figure.subplots(len(models), len(arms), squeeze=False, sharex=True, sharey=True)
     norm = Normalize(0, 1)
     one_task = len({point[:2] for point in points}) == 1
-    guesses = {grid_point(row): row.guess_rate for row in rows}
+    guesses = {grid_point(row): row.guess for row in rows}
     for line, model in zip(grid, models, strict=True):
         for axes, arm in zip(line, arms, strict=True):
             own = {(row.depth, grid_point(row)): row.accuracy for row in rows if (row.arm, state(row)) == (arm, model)}

@@ -8,9 +8,13 @@ import torch
 import antiphase
 from antiphase.data.haystacks import Cell, Context, Haystack, encode, output_tokens, prompt_ids
 from antiphase.errors import InputError
+from antiphase.evaluations.needles import presentation
 from antiphase.evaluations.needles.measure import paired, trends
 from antiphase.evaluations.needles.text import Generating, is_right, numbers_of, text_needles
+from antiphase.evaluations.retrieval_shown import needle_grid, needle_summary
+from antiphase.records import Record
 from antiphase.scoring import likelihood
+from antiphase.scoring.needles import summarize
 from antiphase.uncertainty.intervals import wilson_interval
 
 
@@ -62,6 +66,22 @@ def test_guessing_among_the_numbers_scores_the_guess_rate(haystack, needles, que
     row = score(guessing, haystack, size(needles, queries))
     assert holds(row, row["guess_rate"])
     assert row["by_place"] == pytest.approx([1 / needles] * queries, abs=0.08)
+
+
+def test_one_needle_has_no_guess_rate_in_tables_and_figures(haystack):
+    """There is no other number to guess. The record has the 100 % of naming the one number, as older ones do."""
+    cells = {cell: haystack.contexts(cell, 3, seed=1) for cell in (size(1), size(4), size(4, 2))}
+    summary = summarize(text_needles(perfect, cells))
+    record = Record(
+        kind="evaluate-needles", values={"guess_rate": 1.0, "task": "text", "cells": [], "summary": summary}
+    )
+    for table in (presentation.accuracies(record), needle_summary(presentation.retrieval_of(record))):
+        place = [column.name.startswith("Guess") for column in table.columns].index(True)
+        assert [row[place] for row in table.text()] == ["–", "25.0 %", "8.3 %"]
+    assert "with one needle there is no other number to guess" in presentation.accuracies(record).note
+    figure = needle_grid(presentation.retrieval_of(record))
+    heatmap = next(axes.images[0] for axes in figure.axes if axes.images)
+    assert heatmap.get_array()[-1].filled(-1).tolist() == [-1, 1 / 4, 1 / 12]
 
 
 @pytest.mark.parametrize("answers", [constant, empty, talking])

@@ -33,7 +33,7 @@ def accuracies(needles: Needles) -> Table | None:
     for key, found in groups.items():
         shares = [found[depth].accuracy if depth in found else None for depth in depths]
         anywhere = found.get(None)
-        last = [_with_interval(anywhere), anywhere.guess_rate] if anywhere else [None, None]
+        last = [_with_interval(anywhere), anywhere.guess] if anywhere else [None, None]
         cells.append([*key, *shares, *last])
     columns = [
         Column("Model"), Column(""), *SIZES, *(Column(f"Depth {depth_text(depth)}", "percent") for depth in depths),
@@ -45,6 +45,8 @@ def accuracies(needles: Needles) -> Table | None:
     )
     if needles.task == "text":
         note += "; right are outputs whose first whole numbers are those asked for, in their order"
+    if any(row.needles == 1 for row in rows):
+        note += "; with one needle there is no other number to guess"
     return Table(title="Accuracy by depth of the needle", columns=columns, rows=cells, note=f"{note}.")
 
 
