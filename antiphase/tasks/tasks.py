@@ -195,7 +195,7 @@ class LabelledTask:
             shown = [row for row in shown if row.place not in own]  # data without splits gives the same rows again
         else:
             shown = []
-        if shown:
+        if shown or settings.demonstrations is not None:
             self.pool, self.has_own_examples = self._kept(shown), True
         if settings.kind == "classification":
             self.labels = self._labels([*self.rows, *(self.pool if self.has_own_examples else [])])
