@@ -1,4 +1,4 @@
-"""Confidence intervals of a proportion, a mean, a difference of paired proportions, and a slope."""
+"""Confidence intervals of a proportion, a mean, a difference of paired proportions, a slope, an area under a curve."""
 
 from __future__ import annotations
 
@@ -58,3 +58,29 @@ def slope_interval(points: Sequence[tuple[float, float]]) -> tuple[float, tuple[
         return float(fitted.slope), (-math.inf, math.inf)
     half = float(stats.t.ppf(0.975, len(points) - 2)) * float(fitted.stderr)
     return float(fitted.slope), (float(fitted.slope) - half, float(fitted.slope) + half)
+
+
+def area_interval(area: float, positive: int, negative: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of the area under a curve (AUC): all areas whose standard error reaches the one that was found.
+
+    The standard error is Hanley and McNeil's (1982), which takes the samples as independent. As in Wilson's interval it
+    is that of the limit and not of ``area``, so that the interval has a positive width even at 1 (Newcombe 2006).
+
+    Args:
+        positive, negative: number of samples of each kind, at least one.
+    """
+    z = float(stats.norm.ppf((1 + confidence) / 2))
+
+    def is_outside(limit: float) -> bool:
+        above, below = limit / (2 - limit) - limit**2, 2 * limit**2 / (1 + limit) - limit**2
+        variance = (limit * (1 - limit) + (positive - 1) * above + (negative - 1) * below) / (positive * negative)
+        return (area - limit) ** 2 > z**2 * variance
+
+    def edge(outside: float) -> float:
+        inside = area
+        for _ in range(60):
+            middle = (inside + outside) / 2
+            inside, outside = (inside, middle) if is_outside(middle) else (middle, outside)
+        return inside
+
+    return edge(0.0), edge(1.0)

@@ -14,7 +14,7 @@ from antiphase.evaluations.hallucination.judges import Answer
 from antiphase.evaluations.hallucination.measure import evaluate, hallucination
 from antiphase.records import Record
 from antiphase.report.html import write_report
-from antiphase.report.summary import main_tables
+from antiphase.report.summary import main_tables, presentation_of
 from antiphase.scoring.loading import load_model
 from support.endpoints import ECHO, Endpoint
 from support.models import save
@@ -84,7 +84,7 @@ def test_controls_get_the_score_that_they_must_and_the_judge_has_no_error(folder
     assert {line["system"] for line in lines if line["verdict"] is False} >= {"wrong"}
     page = write_report([record], folder / "page.html").read_text()
     assert page.count("<img") == 1
-    faithful, paper, beside, errors = main_tables(record)
+    faithful, paper, beside, errors, can_tell = main_tables(record)
     shown = {(line[0], line[1]): line for line in faithful.text()}
     assert ["XSum", "44.0 %", "53.0 %"] in paper.text()
     assert ["HotpotQA", "36.0 %", "46.0 %"] in paper.text()
@@ -92,6 +92,8 @@ def test_controls_get_the_score_that_they_must_and_the_judge_has_no_error(folder
     covered = {(line[0], line[1]): line for line in beside.text()}
     assert covered["towns", "first three sentences"][3:5] == ["0.0 %", "100.0 %"]
     assert [line[5] for line in errors.text()] == ["0.0 %"] * 5
+    assert [line[2] for line in can_tell.text()] == ["100.0 %"] * 2
+    assert [line[4] for line in can_tell.text()] == ["–"] * 2
 
 
 def test_a_script_gets_what_the_command_writes(folder):
@@ -212,13 +214,44 @@ def test_answers_in_a_file_of_ones_own_serve_other_models(folder):
         evaluate(request(judge_answers="kept/answers.jsonl"), folder / "three", judge=Reader())
 
 
-def test_a_local_model_judges(folder):
-    record = evaluate(request(judge="model", data=["towns.jsonl"]), folder / "out")
-    gold = rows(record)["gold"]
-    assert gold["samples"] == 12
-    assert gold["unjudged"] == 12  # random weights write nonsense
-    assert gold["accuracy"] == 0
-    assert record.values["judge"] == {"model": "model", "url": None}
+def test_a_local_model_judges(folder, tiny_model, text_tokenizer):
+    reader = tiny_model("softmax", vocab_size=len(text_tokenizer), max_position_embeddings=2000)
+    save(reader, text_tokenizer, folder / "chooser")
+    record = evaluate(request(judge="chooser", data=["towns.jsonl"]), folder / "out")
+    assert all(row["unjudged"] == 0 for row in rows(record).values())
+    assert record.values["without_answer"] == {}
+    assert record.values["judge"] == {"model": "chooser", "url": None}
+    lines = [json.loads(line) for line in (folder / "out" / "verdicts.jsonl").read_text().splitlines()]
+    judged = [line for line in lines if line["output"]]
+    assert all((line["log_odds"] > 0) == line["verdict"] for line in judged)
+    gold, wrong = ([line["log_odds"] for line in judged if line["system"] == role] for role in ("gold", "wrong"))
+    area = sum((one > other) + (one == other) / 2 for one in gold for other in wrong) / (len(gold) * len(wrong))
+    control = record.values["tasks"]["towns"]["judge"]
+    assert control["auc"] == pytest.approx(area)
+    assert (control["texts"], control["accuracy"]) == (24, sum(one > 0 for one in gold) / 24 +
+                                                       sum(one < 0 for one in wrong) / 24)  # fmt: skip
+    again = evaluate(request(judge="chooser", data=["towns.jsonl"]), folder / "out", resume=True)  # stored answers
+    assert again.values == record.values
+
+
+def test_a_judge_at_chance_is_named_and_one_that_knows_is_not(folder):
+    def leaning(number, answer):
+        return Answer("Yes", log_odds=3.0)
+
+    def knowing(number, answer):
+        return Answer(answer.text, log_odds=3.0 if answer.text == "Yes" else -1.0)
+
+    record = evaluate(request(), folder / "leaning", judge=Reader(leaning))
+    control = record.values["tasks"]["towns"]["judge"]
+    assert (control["accuracy"], control["auc"]) == (0.5, 0.5)
+    told = presentation_of(record.kind).sentences(record)
+    assert [sentence.split(",")[0] for sentence in told] == ["On towns", "On where"]
+    assert all("the judge is not better than chance" in sentence for sentence in told)
+    record = evaluate(request(), folder / "knowing", judge=Reader(knowing))
+    assert presentation_of(record.kind).sentences(record) == []
+    assert [line[2:6] for line in main_tables(record)[-1].text()] == [
+        ["100.0 %", "86.2 to 100.0 %", "100.0 %", "83.2 to 100.0 %"]
+    ] * 2
 
 
 def test_the_key_is_in_no_file(folder, monkeypatch):

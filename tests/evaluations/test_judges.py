@@ -4,7 +4,15 @@ import pytest
 import torch
 
 from antiphase.errors import InputError
-from antiphase.evaluations.hallucination.judges import FAILURES_IN_A_ROW, Answer, EndpointJudge, LocalJudge, verdict
+from antiphase.evaluations.hallucination import judges
+from antiphase.evaluations.hallucination.judges import (
+    FAILURES_IN_A_ROW,
+    Answer,
+    EndpointJudge,
+    LocalJudge,
+    judge_control,
+    verdict,
+)
 from antiphase.scoring.loading import LoadedModel
 from support.endpoints import ECHO, Endpoint, completion
 
@@ -195,36 +203,47 @@ def local(tiny_model, text_tokenizer):
     return make
 
 
-def test_a_local_model_answers_each_question_as_it_would_alone(local):
-    judge = LocalJudge(local(max_position_embeddings=200), fingerprint="w", longest=5)
-    questions = [f"Is it {'so ' * i}?" for i in range(11)]
-    together = list(judge.answers(questions))
-    assert together == [next(iter(judge.answers([question]))) for question in questions]
-    assert all(answer.text is not None for answer in together)
-    assert len({answer.text for answer in together}) > 1
+def chosen_by_hand(loaded, prompt, *answers):
+    """The difference log p(first) - log p(second) from a forward pass over the prompt with each answer."""
+    likely = []
+    for answer in answers:
+        ids = torch.tensor([[*prompt, *answer]])
+        logs = loaded.model(input_ids=ids).logits[0].log_softmax(-1)
+        likely.append(sum(logs[len(prompt) + place - 1, token] for place, token in enumerate(answer)).item())
+    return likely[0] - likely[1]
 
 
-def test_a_local_model_gets_its_chat_template(local, monkeypatch):
-    from antiphase.evaluations.hallucination import judges
-
-    seen = []
-    monkeypatch.setattr(
-        judges, "generated_tokens", lambda model, prompts, longest: seen.extend(prompts) or [[5]] * len(prompts)
-    )
+@torch.no_grad()
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"])
+def test_a_local_model_chooses_the_likelier_answer_with_all_its_tokens(local, template):
     loaded = local()
-    loaded.tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<answer>"
+    tokenizer, space = loaded.tokenizer, "" if template else " "
+    yes, no = (tokenizer(space + word, add_special_tokens=False)["input_ids"] for word in ("Yes", "No"))
+    assert len(yes) > 1
+    tokenizer.chat_template = template
     try:
-        list(LocalJudge(loaded, fingerprint="w").answers(["so?"]))
+        questions = [f"Is it {'so ' * i}?" for i in range(11)]
+        found = list(LocalJudge(loaded, fingerprint="w").answers(questions))
     finally:
-        loaded.tokenizer.chat_template = None
-    list(LocalJudge(loaded, fingerprint="w").answers(["so?"]))
-    assert [loaded.tokenizer.decode(ids) for ids in seen] == ["<user>so?<answer>", "so?\n\nAnswer:"]
+        tokenizer.chat_template = None
+    for question, answer in zip(questions, found, strict=True):
+        asked = f"<user>{question}<answer>" if template else f"{question}\n\nAnswer:"
+        odds = chosen_by_hand(loaded, tokenizer(asked, add_special_tokens=template is None)["input_ids"], yes, no)
+        assert answer.log_odds == pytest.approx(odds, abs=1e-4)
+        assert answer.text == ("Yes" if odds > 0 else "No")
+
+
+def test_a_local_model_without_a_preference_gives_no_verdict(local, monkeypatch):
+    monkeypatch.setattr(judges, "NO", "Yes")
+    (answer,) = LocalJudge(local(), fingerprint="w").answers(["so?"])
+    assert (verdict(answer.text), answer.log_odds) == (None, 0.0)
 
 
 def test_a_question_that_the_local_model_cannot_read_is_unanswered(local):
-    judge = LocalJudge(local(max_position_embeddings=40), fingerprint="w", longest=5)
-    short, long = judge.answers(["so?", "so " * 60])
-    assert short.text is not None
+    judge = LocalJudge(local(max_position_embeddings=40), fingerprint="w")
+    short, long, again = judge.answers(["so?", "so " * 60, "so?"])
+    assert short.text == again.text
+    assert short.log_odds == pytest.approx(again.log_odds, abs=1e-4)
     assert long.text is None
     assert "the judge reads 40" in long.reason
 
@@ -235,3 +254,31 @@ def test_a_local_model_without_numbers_is_an_error(local):
         loaded.model.lm_head.weight.fill_(torch.nan)
     with pytest.raises(ValueError, match="not numbers"):
         list(LocalJudge(loaded, fingerprint="w").answers(["so?"]))
+
+
+def answers(word, odds):
+    return [Answer(word, log_odds=value) for value in odds]
+
+
+def test_a_judge_that_says_the_same_of_everything_is_at_chance():
+    for word in ("Yes", "No", "undecided"):
+        found = judge_control(answers(word, [2.0] * 40), answers(word, [2.0] * 40))
+        assert found.auc == 0.5
+        assert found.accuracy == (0 if word == "undecided" else 0.5)
+        assert found.auc_interval[0] < 0.5 < found.auc_interval[1]
+        assert found.at_chance
+
+
+def test_a_judge_that_knows_is_better_than_chance_and_one_that_leans_is_not():
+    right = answers("Yes", [50.0 + 0.01 * i for i in range(40)])  # probabilities that round to 1
+    found = judge_control(right, answers("No", [-3.0] * 40))
+    assert (found.auc, found.accuracy, found.texts, found.at_chance) == (1, 1, 80, False)
+    leaning = judge_control(right, answers("Yes", [49.0] * 40))
+    assert (leaning.auc, leaning.accuracy, leaning.at_chance) == (1, 0.5, True)
+
+
+def test_only_log_odds_have_an_area_and_without_wrong_texts_nothing_is_known():
+    found = judge_control([Answer("yes")] * 30, [*[Answer("no")] * 29, Answer(None, "no connection")])
+    assert (found.auc, found.auc_interval, found.accuracy) == (None, None, 59 / 60)
+    assert not found.at_chance
+    assert judge_control([Answer("yes")], []) is None

@@ -6,7 +6,14 @@ import numpy
 import pytest
 from scipy import stats
 
-from antiphase.uncertainty.intervals import mcnemar, mean_interval, paired_interval, slope_interval, wilson_interval
+from antiphase.uncertainty.intervals import (
+    area_interval,
+    mcnemar,
+    mean_interval,
+    paired_interval,
+    slope_interval,
+    wilson_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -94,3 +101,23 @@ def test_mcnemar_sums_what_fair_coins_give(better, worse):
     ways = [math.comb(count, one) for one in range(count + 1)]
     expected = sum(way for way in ways if way <= ways[better]) / 2**count
     assert mcnemar(better, worse) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("area", "positive", "negative"), [(0.5, 1, 1), (0.8, 12, 30), (1.0, 7, 7), (0.0, 40, 9)])
+def test_an_area_has_an_interval_of_positive_width_in_bounds(area, positive, negative):
+    low, high = area_interval(area, positive, negative)
+    assert 0 <= low <= area <= high <= 1
+    assert high - low > 0.05
+    assert area_interval(1 - area, negative, positive) == pytest.approx((1 - high, 1 - low), abs=1e-9)
+
+
+def test_the_interval_of_an_area_covers_the_truth_about_as_often_as_it_says():
+    generator = numpy.random.default_rng(0)
+    for shift in (0.0, 1.0):
+        truth = stats.norm.cdf(shift / math.sqrt(2))
+        held = []
+        for _ in range(1000):
+            own, other = generator.normal(shift, 1, 25), generator.normal(0, 1, 40)
+            low, high = area_interval((own[:, None] > other).mean(), 25, 40)
+            held.append(low <= truth <= high)
+        assert numpy.mean(held) == pytest.approx(0.95, abs=0.025)

@@ -44,7 +44,7 @@ class HallucinationSettings(ModelSettings):
     judge_answers: str | None = flag(
         "File in which the judge's answers are kept; default: one in --output.", default=None
     )
-    judge_tokens: int = flag("Maximum number of tokens in an answer of the judge.", default=16, least=1)
+    judge_tokens: int = flag("Maximum number of tokens in an answer of the endpoint.", default=16, least=1)
     judge_timeout: float = flag("Seconds to wait for the endpoint.", default=60.0)
 
     def check(self) -> None:
@@ -117,6 +117,27 @@ class SystemScore:
     """Wilson's 95 % interval."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class JudgeControl:
+    """How well the judge tells references from the same references made wrong."""
+
+    texts: int
+    """Number of texts, half of which are wrong."""
+    accuracy: float
+    """Share of right verdicts; a missing one is not right."""
+    interval: list[float]
+    """Wilson's 95 % interval."""
+    auc: float | None = None
+    """Area under the curve of log p(yes) - log p(no); None of an endpoint, which gives no probabilities."""
+    auc_interval: list[float] | None = None
+    """95 % interval by Hanley and McNeil's standard error."""
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether verdicts or log-odds are not better than chance: their interval reaches 50 %."""
+        return min(self.interval[0], 1.0 if self.auc_interval is None else self.auc_interval[0]) <= 0.5
+
+
 @dataclass(frozen=True)
 class DataVerdicts:
     """Verdicts for one data set."""
@@ -126,6 +147,8 @@ class DataVerdicts:
     left_out: int
     """Number of rows longer than the model's context."""
     systems: list[SystemScore]
+    judge: JudgeControl | None = None
+    """None if no reference could be made wrong."""
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,34 @@
-"""Judges of a model's outputs: they answer a question in text, and only a clear yes or no counts as a verdict.
+"""Judges of a model's outputs, and how well they tell right texts from wrong ones.
 
-A judge is an endpoint with OpenAI's chat completions API, or a local model.
+An endpoint with OpenAI's chat completions API answers in text, where only a clear yes or no counts as a verdict. Of a
+local model, the likelier of the two answers counts.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from antiphase.data.tokenization import prompt_tokens
+import torch
+
+from antiphase.data.tokenization import prompt_tokens, tokens_after
+from antiphase.errors import NonFiniteError
+from antiphase.evaluations.hallucination import JudgeControl
 from antiphase.reading.endpoints import ChatEndpoint
-from antiphase.scoring.likelihood import generated_tokens
+from antiphase.scoring.likelihood import score_options
 from antiphase.scoring.loading import LoadedModel
+from antiphase.tasks.priors import area_under_curve
+from antiphase.uncertainty.intervals import area_interval, wilson_interval
 
 FAILURES_IN_A_ROW = 5
 """Number of consecutive questions without an answer after which an endpoint is abandoned."""
 AT_ONCE = 8
 """Number of questions that a local model answers in one batch."""
+YES, NO, UNDECIDED = "Yes", "No", "undecided"
+"""Answers of a local model; ``UNDECIDED`` if both are equally likely, which is no verdict."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +38,8 @@ class Answer:
     text: str | None
     """None if there is no answer; ``reason`` explains it."""
     reason: str = ""
+    log_odds: float | None = None
+    """log p(yes) - log p(no), of a judge that gives it."""
 
 
 class Judge(Protocol):
@@ -68,37 +80,86 @@ class EndpointJudge(ChatEndpoint):
 
 
 class LocalJudge:
-    """A local causal language model, which answers greedily, using its chat template if it has one."""
+    """A local causal language model, which chooses between yes and no, using its chat template if it has one.
 
-    def __init__(self, loaded: LoadedModel, *, fingerprint: str, longest: int = 16) -> None:
+    Small models often answer in a sentence without either word; their choice between the two is always defined.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, fingerprint: str) -> None:
         """
         Args:
             fingerprint: fingerprint of the weights, so that stored answers of another model with the same name are not
                 reused.
-            longest: largest number of tokens in an answer.
         """
-        self.loaded, self.name, self.longest = loaded, loaded.name, longest
-        self.identity = f"{fingerprint} {longest}"
+        self.loaded, self.name = loaded, loaded.name
+        self.identity = f"{fingerprint} {YES} or {NO}"
 
     def answers(self, questions: Sequence[str]) -> Iterator[Answer]:
-        """As for ``Judge``.
+        """As for ``Judge``: the answer with the higher log-probability, summed over its tokens.
 
         Raises:
-            ValueError: logits are NaN.
+            NonFiniteError: the log-probabilities are not finite.
         """
         reads = getattr(self.loaded.model.config.get_text_config(), "max_position_embeddings", None)
         for start in range(0, len(questions), AT_ONCE):
-            some = [self._tokens(question) for question in questions[start : start + AT_ONCE]]
-            fitting = [ids for ids in some if reads is None or len(ids) + self.longest <= reads]
-            written = iter(generated_tokens(self.loaded.model, fitting, longest=self.longest) if fitting else [])
-            for ids in some:
-                if reads is not None and len(ids) + self.longest > reads:
-                    yield Answer(None, f"the question has {len(ids)} tokens, the judge reads {reads}")
+            asked = [self._tokens(question) for question in questions[start : start + AT_ONCE]]
+            sizes = [len(prompt) + max(map(len, options)) for prompt, options in asked]
+            fitting = [one for one, size in zip(asked, sizes, strict=True) if reads is None or size <= reads]
+            chosen = iter(self._chosen(fitting))
+            for (prompt, _), size in zip(asked, sizes, strict=True):
+                if reads is not None and size > reads:
+                    yield Answer(None, f"the question has {len(prompt)} tokens, the judge reads {reads}")
                 else:
-                    yield Answer(self.loaded.tokenizer.decode(next(written), skip_special_tokens=True))
+                    yield next(chosen)
 
-    def _tokens(self, question: str) -> list[int]:
+    @torch.no_grad()
+    def _chosen(self, asked: Sequence[tuple[list[int], list[tuple[int, ...]]]]) -> list[Answer]:
+        """The answer to each prompt with its options, yes and no."""
+        found = score_options(self.loaded.model, [prompt for prompt, _ in asked], [options for _, options in asked])
+        answers = []
+        for scores in found:
+            yes, no = scores.log_likelihood.double().tolist()
+            if not math.isfinite(yes - no):
+                raise NonFiniteError("its log-probabilities of yes and no are not numbers, so it cannot judge")
+            answers.append(Answer(YES if yes > no else NO if no > yes else UNDECIDED, log_odds=yes - no))
+        return answers
+
+    def _tokens(self, question: str) -> tuple[list[int], list[tuple[int, ...]]]:
+        """The prompt, and yes and no as they are written after it: at the beginning of a message, or after a space."""
         tokenizer = self.loaded.tokenizer
         if tokenizer.chat_template is None:
-            return prompt_tokens(tokenizer, f"{question}\n\nAnswer:")
-        return prompt_tokens(tokenizer, question, chat=True)
+            prompt = f"{question}\n\nAnswer:"
+            options = [tokens_after(tokenizer, prompt, f" {answer}") for answer in (YES, NO)]
+            return prompt_tokens(tokenizer, prompt), options
+        options = [tokens_after(tokenizer, "\n", answer) for answer in (YES, NO)]
+        return prompt_tokens(tokenizer, question, chat=True), options
+
+
+def judge_control(right: Sequence[Answer], wrong: Sequence[Answer]) -> JudgeControl | None:
+    """How well a judge tells right texts from the same number of wrong ones; None without texts.
+
+    Args:
+        right, wrong: its answers about texts that are right, and about wrong ones.
+    """
+    texts = len(right) + len(wrong)
+    if not right or not wrong:
+        return None
+    hits = sum(verdict(answer.text) is True for answer in right)
+    hits += sum(verdict(answer.text) is False for answer in wrong)
+    area, interval = _area(right, wrong)
+    return JudgeControl(
+        texts=texts, accuracy=hits / texts, interval=list(wilson_interval(hits, texts)), auc=area, auc_interval=interval
+    )
+
+
+def _area(right: Sequence[Answer], wrong: Sequence[Answer]) -> tuple[float | None, list[float] | None]:
+    """Area under the curve of the log-odds with its 95 % interval; None, None if no answer has any."""
+    own, other = ([answer.log_odds for answer in part if answer.log_odds is not None] for part in (right, wrong))
+    if not own or not other:
+        return None, None
+    odds = torch.tensor([*own, *other], dtype=torch.float64)
+    odds /= odds.abs().max().clamp(min=1)  # the area depends on the order alone; probabilities of 1 would be ties
+    targets = torch.tensor([1] * len(own) + [0] * len(other))
+    area = area_under_curve(torch.stack([torch.zeros_like(odds), odds], dim=1), targets)
+    assert area is not None
+    return area, list(area_interval(area, len(own), len(other)))

@@ -24,6 +24,7 @@ from antiphase.evaluations.hallucination import (
     DataVerdicts,
     Hallucination,
     HallucinationSettings,
+    JudgeControl,
     JudgeName,
 )
 from antiphase.evaluations.hallucination.items import (
@@ -36,7 +37,7 @@ from antiphase.evaluations.hallucination.items import (
     write,
     wrong_references,
 )
-from antiphase.evaluations.hallucination.judges import Answer, EndpointJudge, Judge, LocalJudge, verdict
+from antiphase.evaluations.hallucination.judges import Answer, EndpointJudge, Judge, LocalJudge, judge_control, verdict
 from antiphase.folders.contents import hash_of
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Resumable
@@ -166,7 +167,7 @@ class System:
 
 
 class TextStore:
-    """Texts by a digest of their key, stored in a file if one is named."""
+    """Texts by a digest of their key, with further values, stored in a file if one is named."""
 
     def __init__(self, path: Path | None = None, name: str = "text") -> None:
         """
@@ -179,12 +180,13 @@ class TextStore:
         lines = [] if path is None else read_lines(path, "key", name)
         self.path, self.name = path, name
         self.known: dict[str, str] = {line["key"]: line[name] for line in lines}
+        self.further = {line["key"]: {k: v for k, v in line.items() if k not in ("key", name)} for line in lines}
 
-    def add(self, key: str, text: str) -> None:
-        self.known[key] = text
+    def add(self, key: str, text: str, **further: float) -> None:
+        self.known[key], self.further[key] = text, further
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            append_line(self.path, {"key": key, self.name: text})
+            append_line(self.path, {"key": key, self.name: text, **further})
 
 
 def _kept_answers(path: Path) -> TextStore:
@@ -212,11 +214,13 @@ class _Answers:
             if answer.text is None:
                 failed[question] = answer
             else:
-                self.kept.add(self._key(question), answer.text)
+                odds = {} if answer.log_odds is None else {"log_odds": answer.log_odds}
+                self.kept.add(self._key(question), answer.text, **odds)
             report(done, len(missing))
-        return {
-            question: failed.get(question) or Answer(self.kept.known[self._key(question)]) for question in questions
-        }
+        return {question: failed.get(question) or self._known(self._key(question)) for question in questions}
+
+    def _known(self, key: str) -> Answer:
+        return Answer(self.kept.known[key], log_odds=self.kept.further[key].get("log_odds"))
 
     def _key(self, question: str) -> str:
         return hash_of([self.judge.identity, question])
@@ -230,7 +234,7 @@ def _judge(settings: HallucinationSettings) -> Judge:
         )  # fmt: skip
     with naming({"MODEL": "--judge"}):
         loaded = load_model(settings.judge, **loading_options(settings))
-    return LocalJudge(loaded, fingerprint=digest(loaded), longest=settings.judge_tokens)
+    return LocalJudge(loaded, fingerprint=digest(loaded))
 
 
 def _drawn(
@@ -282,7 +286,7 @@ def _estimate(
         *(item.asked(longest) for prompted in drawn.values() for item in prompted.items),
     ]
     read = sum(map(len, questions)) // CHARACTERS_A_TOKEN
-    write_ = len(questions) * settings.judge_tokens
+    write_ = 0 if settings.judge_url is None else len(questions) * settings.judge_tokens
     words = f"the judge is asked up to {len(questions):,} questions: about {read:,} tokens to read, {write_:,} to write"
     if settings.judge_price:
         cost = (read * settings.judge_price[0] + write_ * settings.judge_price[1]) / 1e6
@@ -339,13 +343,16 @@ class JudgedOutput:
     """Of the judge."""
     reason: str
     """Why there is no answer."""
+    log_odds: float | None = None
+    """Of yes against no, from a local judge."""
 
 
 @dataclass(frozen=True)
 class _Judged:
-    """Verdicts on all outputs of all systems by data set, reasons for missing ones, and the same as lines."""
+    """By data set, verdicts and answers on all outputs of all systems; reasons for missing verdicts; lines of all."""
 
     verdicts: dict[str, list[list[bool | None]]]
+    answers: dict[str, list[list[Answer]]]
     reasons: dict[str, int]
     lines: list[JudgedOutput]
 
@@ -363,21 +370,34 @@ def _judged(
     say(f"the judge is asked {len(answers.missing(questions)):,} questions")
     known = answers.ask(questions, report)
     reasons: Counter[str] = Counter()
-    verdicts: dict[str, list[list[bool | None]]] = {}
+    verdicts: dict[str, list[list[bool | None]]] = {name: [] for name in systems}
+    given: dict[str, list[list[Answer]]] = {name: [] for name in systems}
     lines = []
     for name, of_data in systems.items():
-        verdicts[name] = []
         for system, each in zip(of_data, asked[name], strict=True):
             found = []
-            for item, text, question in zip(system.items, system.outputs, each, strict=True):
-                answer = Answer("", "") if question is None else known[question]
+            heard = [Answer("") if question is None else known[question] for question in each]
+            for item, text, question, answer in zip(system.items, system.outputs, each, heard, strict=True):
                 decided = False if question is None else verdict(answer.text)
                 if decided is None:
                     reasons[answer.reason or NONSENSE] += 1
                 found.append(decided)
-                lines.append(JudgedOutput(name, system.role, item.place, text, decided, answer.text, answer.reason))
+                lines.append(
+                    JudgedOutput(
+                        name, system.role, item.place, text, decided, answer.text, answer.reason, answer.log_odds
+                    )
+                )
             verdicts[name].append(found)
-    return _Judged(verdicts, dict(reasons.most_common()), lines)
+            given[name].append(heard)
+    return _Judged(verdicts, given, dict(reasons.most_common()), lines)
+
+
+def _control(systems: Sequence[System], answers: Sequence[Sequence[Answer]]) -> JudgeControl | None:
+    """The judge on references and the same references made wrong."""
+    by_role = {system.role: (system.items, given) for system, given in zip(systems, answers, strict=True)}
+    (items, right), (changed, wrong) = by_role[GOLD], by_role[WRONG]
+    paired = set(changed)
+    return judge_control([answer for item, answer in zip(items, right, strict=True) if item in paired], wrong)
 
 
 def _result(
@@ -392,6 +412,7 @@ def _result(
                 for system, found in zip(systems[data], judged.verdicts[data], strict=True)
                 if system.items
             ],
+            _control(systems[data], judged.answers[data]),
         )
         for data, prompted in drawn.items()
     }

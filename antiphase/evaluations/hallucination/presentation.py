@@ -113,6 +113,43 @@ def judge_errors(found: Hallucination) -> Table | None:
 
 
 @Hallucination.from_record
+def controls(found: Hallucination) -> Table | None:
+    """Whether the judge tells references from the same references made wrong."""
+    rows = [
+        [name, one.texts, one.accuracy, percents_text(one.interval), one.auc, percents_text(one.auc_interval)]
+        for name, task in found.tasks.items()
+        if (one := task.judge) is not None
+    ]
+    columns = [Column("Data"), Column("Texts", "integer"), Column("Right verdicts", "percent"), Column("95 %"),
+               Column("AUC", "percent"), Column("95 %")]  # fmt: skip
+    note = (
+        "References and as many references made wrong; chance is 50 %, and a missing verdict is not right. AUC: how "
+        "often a reference has higher odds of yes against no than a wrong one, which no preference for one of the two "
+        "answers changes; only local judges give odds."
+    )
+    return table_of("Whether the judge can tell", columns, rows, note)
+
+
+@Hallucination.from_record
+def sentences(found: Hallucination) -> list[str]:
+    """For each data set on which the judge is not better than chance, a sentence that says so."""
+    return [
+        f"On {name}, the judge is not better than chance at telling references from references made wrong ("
+        + "; ".join(
+            f"{what} {100 * value:.1f} %, 95 %: {percents_text(interval)}"
+            for what, value, interval in (
+                ("right verdicts", one.accuracy, one.interval),
+                ("AUC", one.auc, one.auc_interval),
+            )
+            if value is not None
+        )
+        + f"; {one.texts} texts): its verdicts say nothing about the model."
+        for name, task in found.tasks.items()
+        if (one := task.judge) is not None and one.at_chance
+    ]
+
+
+@Hallucination.from_record
 @matplotlib.rc_context(STYLE)
 def verdicts(found: Hallucination) -> Figure | None:
     """A panel per data set with a bar per system; the paper's pairs of shares are below."""
@@ -148,7 +185,8 @@ PRESENTATION = Presentation(
     introduction="A judge decided for every output whether its source text supports it. Read the verdicts beside the "
     "judge's own error, and what an output covers and copies: a model that copies the first three sentences makes no "
     "false statement.",
-    tables=lambda record: [faithful(record), paper(record), beside(record), judge_errors(record)],
+    tables=lambda record: [faithful(record), paper(record), beside(record), judge_errors(record), controls(record)],
+    sentences=lambda record: sentences(record) or [],
     figures={
         "hallucination": Drawing(
             draw=verdicts,
