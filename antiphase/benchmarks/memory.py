@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from antiphase.benchmarks.schemes import Case, Scheme, work
+from antiphase.memory import peak_memory, restart_peak
 
 WARM_UP_LENGTH = 256
 NO_LIMIT = 1 << 62
@@ -61,22 +60,10 @@ def _measure(sender: Any, threads: int, make: Callable[..., Callable[[], object]
     torch.set_num_threads(threads)
     make(WARM_UP_LENGTH, *arguments)()
     run = make(NO_LIMIT, *arguments)
-    before = _peak_bytes(reset=True)
+    restart_peak()
+    before = peak_memory()
     run()
-    sender.send(_peak_bytes() - before)
-
-
-def _peak_bytes(*, reset: bool = False) -> int:
-    """Peak bytes of this process, since the last reset if the system supports it (Linux).
-
-    On Linux ``ru_maxrss`` includes the peak of the parent process, so it is not used there.
-    """
-    if sys.platform != "linux":
-        import resource  # missing on Windows
-
-        size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return size if sys.platform == "darwin" else 1024 * size
-    if reset:
-        Path("/proc/self/clear_refs").write_text("5")
-    status = Path("/proc/self/status").read_text()
-    return next(1024 * int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
+    after = peak_memory()
+    if before is None or after is None:
+        raise RuntimeError("this system does not count the peak memory of a process")
+    sender.send(after - before)

@@ -61,6 +61,11 @@ class RunResult:
     """Number of tokens trained on."""
     tokens_per_second: float | None = None
     seconds: float | None = None
+    peak_memory: int | None = None
+    """Largest resident set of the (first) process in bytes, from its start to the run's last checkpoint; older
+    records have none."""
+    peak_gpu_memory: int | None = None
+    """Largest number of bytes that torch allocated on the GPU of the (first) process."""
     final: Final = field(default_factory=Final)
     best: Best | None = None
     curve: list[CurvePoint] = field(default_factory=list)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from antiphase.errors import InputError, shown
 from antiphase.folders.contents import file_digest, hash_of
 from antiphase.folders.ownership import written_beside
+from antiphase.memory import peak_memory
 from antiphase.reading.failures import first_line
 from antiphase.reading.files import reading
 from antiphase.reading.models import is_finite
@@ -64,6 +65,16 @@ class Progress:
     """Evaluations so far."""
     dequantized_from: str | None = None
     """The quantization that the weights which the run starts from went through, if any."""
+    peak_memory: int | None = None
+    """Largest resident set of the first process in bytes, over all sittings up to their last checkpoints."""
+    peak_gpu_memory: int | None = None
+    """Largest number of bytes that torch has allocated on the first process's GPU, likewise."""
+
+    def note_memory(self, device: torch.device) -> None:
+        """Raise the peaks to those of this process so far."""
+        self.peak_memory = max(self.peak_memory or 0, peak_memory() or 0) or None
+        if device.type == "cuda":
+            self.peak_gpu_memory = max(self.peak_gpu_memory or 0, torch.cuda.max_memory_allocated(device))
 
 
 @dataclass(frozen=True)

@@ -275,6 +275,7 @@ class _Run:
         """Create the error to raise, and write the record that studies and ``resume`` read, but no weights."""
         told = {name: values.get(name) for name in ("loss", "gradient_norm")}
         found = {"step": self.progress.step, "reason": reason, **told}
+        self.progress.note_memory(self.device)
         values = {**self._values(), "final": dict.fromkeys(FINAL), "diverged": found}
         if self.group.is_first:
             self._record(values)
@@ -391,6 +392,7 @@ class _Run:
 
     def _write_checkpoint(self) -> None:
         """Write a checkpoint, or begin to; the block of ``execute`` waits until it is complete."""
+        self.progress.note_memory(self.device)
         if self.divided is not None:
             self.divided.save(self.progress)
             return
@@ -449,6 +451,8 @@ def run_values(model: PreTrainedModel, progress: Progress, output: Path, trainin
         "tokens": progress.tokens,
         "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),
         "seconds": progress.seconds,
+        "peak_memory": progress.peak_memory,
+        "peak_gpu_memory": progress.peak_gpu_memory,
         "final": {name: curve[-1].get(name) if curve else None for name in FINAL},
         "best": None if best is None else {"accuracy": best["accuracy"], "step": best["step"]},
         "curve": curve,

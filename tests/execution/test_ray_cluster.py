@@ -18,7 +18,17 @@ ray = pytest.importorskip("ray", reason="the extra cluster is not installed")
 psutil = pytest.importorskip("psutil", reason="psutil, which accelerate brings, is not installed")
 
 SETTINGS = ["training.steps=300", "training.checkpoint_every=10", "training.evaluate_every=150"]
-TIMES = {"seconds", "tokens_per_second", "folder", "created", "command", "sha256", "written"}
+TIMES = {
+    "seconds",
+    "tokens_per_second",
+    "peak_memory",
+    "peak_gpu_memory",
+    "folder",
+    "created",
+    "command",
+    "sha256",
+    "written",
+}
 
 TRIES = 6
 """Ray gives a node's agent fifteen seconds to start; a loaded machine may need another try."""

@@ -2,6 +2,9 @@
 
 import json
 
+MEASURED = ("seconds", "tokens_per_second", "peak_memory", "peak_gpu_memory")
+"""Values of a run that depend on the machine."""
+
 
 def values(folder):
     """The values of the folder's record."""
@@ -9,7 +12,7 @@ def values(folder):
 
 
 def without_times(tree):
-    """The values, but for what a clock measured."""
+    """The values, but for times and memory."""
     if isinstance(tree, dict):
-        return {name: without_times(one) for name, one in tree.items() if name not in ("seconds", "tokens_per_second")}
+        return {name: without_times(one) for name, one in tree.items() if name not in MEASURED}
     return [without_times(one) for one in tree] if isinstance(tree, list) else tree

@@ -51,7 +51,7 @@ def outcome(kept):
     def read(folder):
         checkpoint = kept(folder)
         lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        times = {"seconds", "tokens_per_second"}
+        times = {"seconds", "tokens_per_second", "peak_memory", "peak_gpu_memory"}
         return {
             "weights": load_file(folder / "model.safetensors"), **checkpoint,
             "progress": {name: value for name, value in checkpoint["progress"].items() if name not in times},

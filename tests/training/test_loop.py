@@ -17,8 +17,9 @@ from antiphase.data.streams import SyntheticStream
 from antiphase.errors import InputError, Interrupted
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record
+from antiphase.studies.runs import run_of
 from antiphase.studies.training_run import train_run
-from antiphase.training import loop
+from antiphase.training import checkpoint, loop
 from antiphase.training.device import choose_device
 from antiphase.training.loop import NextTokenLoss
 from antiphase.training.run_model import build_model
@@ -324,6 +325,26 @@ def test_record_of_a_run_tells_what_it_is(tmp_path, run):
     assert values["final"]["loss"] == values["curve"][-1]["loss"]
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["rope_parameters"]["rope_theta"] == 500
+
+
+def test_peak_memory_is_the_largest_over_all_sittings(tmp_path, run, monkeypatch):
+    assert 1 << 20 < run(tmp_path / "run").values["peak_memory"] < 1 << 50
+    monkeypatch.setattr(checkpoint, "peak_memory", lambda: 5000)
+    with pytest.raises(Interrupted):
+        run(tmp_path / "parts", report=stop_at(7, press_ctrl_c))
+    monkeypatch.setattr(checkpoint, "peak_memory", lambda: 3000)
+    found = run_of(run(tmp_path / "parts", resume=True))
+    assert (found.peak_memory, found.peak_gpu_memory) == (5000, None)
+
+
+def test_on_a_gpu_torchs_count_is_kept_beside_it(monkeypatch):
+    monkeypatch.setattr(checkpoint, "peak_memory", lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: {0: 70, 1: 90}[device.index])
+    progress = checkpoint.Progress(step=0, seconds=0.0, tokens=0, curve=[], peak_gpu_memory=80)
+    progress.note_memory(torch.device("cuda:0"))
+    assert (progress.peak_memory, progress.peak_gpu_memory) == (None, 80)
+    progress.note_memory(torch.device("cuda:1"))
+    assert progress.peak_gpu_memory == 90
 
 
 @pytest.mark.parametrize("name", ["nonsense", "cuda:99", "meta", "gpu", "", "cpu:x"])
