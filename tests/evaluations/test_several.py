@@ -48,6 +48,12 @@ def test_words_are_those_of_the_measurements_own_command(tmp_path):
     perplexity, many = planned(literal, tmp_path)
     assert "--text-field=yes" in perplexity.command(1).words
     assert [word for word in many.command(1).words if "task" in word] == ["--task=a #1.yaml", "--task=007"]
+    halved = SeveralSettings(
+        models=["m"], measurements=("perplexity", "probe"), dtype="bfloat16", changes=["probe.dtype=float64"]
+    )
+    perplexity, probe = ([word for word in task.command(1).words if "dtype" in word]
+                         for task in planned(halved, tmp_path))  # fmt: skip
+    assert (perplexity, probe) == (["--dtype=bfloat16"], ["--dtype=float64"])
     probing = SeveralSettings(models=["m"], measurements=("probe",))
     assert planned(probing, tmp_path)[0].command(1).words[0] == "probe"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
 from antiphase.execution.settings import ExecutorSettings
-from antiphase.flags import argument, flag
+from antiphase.flags import DTYPE_HELP, DTYPES, argument, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class SeveralSettings(ExecutorSettings):
         "How many at a time; default: 1 here, and all that have room on a cluster.", default=None, least=1, places=True
     )
     device: str = flag("Device: auto, cpu, cuda or cuda:0.", default="auto")
+    dtype: str | None = flag(DTYPE_HELP, default=None, choices=DTYPES)
 
     def check(self) -> None:
         super().check()
