@@ -47,8 +47,8 @@ def headline(found: Comparison) -> Table | None:
             "Training speed, tokens per second, median",
             lambda runs: median_and_range([run.tokens_per_second for run in runs], "integer"),
         ),
-        row("Peak memory of the process, GiB, median", lambda runs: _gibibytes([run.peak_memory for run in runs])),
-        row("Peak memory on the GPU, GiB, median", lambda runs: _gibibytes([run.peak_gpu_memory for run in runs])),
+        row("Peak memory of the process, MiB, median", lambda runs: _mebibytes([run.peak_memory for run in runs])),
+        row("Peak memory on the GPU, MiB, median", lambda runs: _mebibytes([run.peak_gpu_memory for run in runs])),
     ]
     measured = [row for row in rows if any(cell != "–" for cell in row[1:])]
     return Table(
@@ -61,9 +61,9 @@ def headline(found: Comparison) -> Table | None:
     )
 
 
-def _gibibytes(sizes: Sequence[int | None]) -> str:
+def _mebibytes(sizes: Sequence[int | None]) -> str:
     """Median and range of sizes in bytes."""
-    return median_and_range([None if size is None else size / 2**30 for size in sizes], "number")
+    return median_and_range([None if size is None else size / 2**20 for size in sizes], "integer")
 
 
 def threshold_text(found: Comparison) -> str:
