@@ -50,7 +50,7 @@ def test_headline_holds_the_records_numbers(comparison):
     assert cells(comparison, "First-query accuracy") == expected
     assert cells(comparison, "Parameters") == ["1,234,567", "1,234,567"]
     seeds = len(comparison.seeds)
-    assert cells(comparison, "Peak memory of the process") == [f"{2 + (seeds - 1) / 2:.4g} [2–{1 + seeds}]"] * 2
+    assert cells(comparison, "Peak memory of the process") == [f"{20 + seeds - 1} [20–{18 + 2 * seeds}]"] * 2
     assert not any(row[0].startswith("Peak memory on the GPU") for row in trained.headline(shown(comparison)).rows)
     assert cells(comparison, "Guess rate") == ["12.5 %", "12.5 %"]
     untrained = cells(comparison, "Needle accuracy, untrained")
