@@ -59,16 +59,16 @@ def costs() -> Rows:
 
 
 def upcycled() -> Rows:
-    """Continued training in three forms: speed, and held-out loss at the beginning and at the end."""
+    """Continued training in three forms: speed, memory, and held-out loss at the beginning and at the end."""
     runs = Record.load(RECORDS / "upcycle.json").values["runs"]
     rows = [
         [
-            run["arm"], f"{run['tokens']:,}", f"{run['tokens_per_second']:.0f}", f"{run['curve'][0]['loss']:.3f}",
-            f"{run['final']['loss']:.3f}",
+            run["arm"], f"{run['tokens']:,}", f"{run['tokens_per_second']:.0f}", f"{run['peak_memory'] / 2**30:.1f} GiB",
+            f"{run['curve'][0]['loss']:.3f}", f"{run['final']['loss']:.3f}",
         ]
         for run in runs
     ]  # fmt: skip
-    return [["Form", "Tokens", "Tokens per second", "Held-out loss before", "after"], *rows]
+    return [["Form", "Tokens", "Tokens per second", "Peak memory", "Held-out loss before", "after"], *rows]
 
 
 def measured(name: str, index: int = 0) -> Rows:
