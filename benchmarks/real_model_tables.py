@@ -63,8 +63,8 @@ def upcycled() -> Rows:
     runs = Record.load(RECORDS / "upcycle.json").values["runs"]
     rows = [
         [
-            run["arm"], f"{run['tokens']:,}", f"{run['tokens_per_second']:.0f}", f"{run['peak_memory'] / 2**30:.1f} GiB",
-            f"{run['curve'][0]['loss']:.3f}", f"{run['final']['loss']:.3f}",
+            run["arm"], f"{run['tokens']:,}", f"{run['tokens_per_second']:.0f}",
+            f"{run['peak_memory'] / 2**30:.1f} GiB", f"{run['curve'][0]['loss']:.3f}", f"{run['final']['loss']:.3f}",
         ]
         for run in runs
     ]  # fmt: skip
