@@ -96,7 +96,7 @@ def _cell(loss: float | str | None, best: float | None) -> str:
 
 
 def arms(common: str, best: str) -> Rows:
-    """Held-out loss of every arm at the common setting and at its best: mean and seeds, and the settings."""
+    """Held-out loss of every arm at the common setting and at its own: mean and seeds, spikes, and the settings."""
     shared = _words(best_of(studies()[common]["common_from"]))
     head = [
         "arm",

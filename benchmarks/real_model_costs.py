@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,19 @@ def search_rows(loaded: LoadedModel, samples: list[Sample], rounds: int) -> list
     def score() -> Tensor:
         return score_samples(loaded.model, samples)
 
+    def search(heads: list[tuple[int, int]]) -> None:
+        list(each_alone(loaded.model, heads, RULE, score, shares_lower=True))
+
+    def prefills(count: int) -> None:
+        for _ in range(count):
+            prefill(loaded, samples)
+
     found = []
     for layer in LAYERS:
         heads = [(layer, head) for head in range(loaded.model.config.num_attention_heads)]
         work: dict[str, Callable[[], object]] = {
-            "search": lambda heads=heads: list(each_alone(loaded.model, heads, RULE, score, shares_lower=True)),  # type: ignore[misc]
-            "heads × prefill": lambda heads=heads: [prefill(loaded, samples) for _ in heads],  # type: ignore[misc]
+            "search": partial(search, heads),
+            "heads × prefill": partial(prefills, len(heads)),
         }
         times = paired_times(work, rounds=rounds, warm_up=0)
         found.append({"layer": layer, **ratios(times, "search", "heads × prefill")})

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -57,6 +53,7 @@ from antiphase.training.run_model import (
     starting_model,
 )
 from antiphase.training.sharding import at_rest, own_part
+from antiphase.training.stops import Stops, noted
 from antiphase.training.trained import restrict
 
 Evaluation = Callable[[PreTrainedModel, Divide], Mapping[str, float]]
@@ -197,7 +194,7 @@ class _Run:
         self.optimizer = build_optimizer(self.model, self.training)
         listen = say if group.is_first else lambda message: None
         found = load_checkpoint(output, self.model, self.optimizer, say=listen, group=group)
-        self.stops = _Stops()
+        self.stops = Stops()
         origin = getattr(model.config, ORIGIN, None)
         self.progress = found or Progress(step=0, seconds=0.0, tokens=0, curve=[], dequantized_from=origin)
         limit = self.training.hang_limit
@@ -209,7 +206,7 @@ class _Run:
 
     def execute(self) -> Record:
         training, progress = self.training, self.progress
-        with _signals(self.stops), self.divided or nullcontext():
+        with noted(self.stops), self.divided or nullcontext():
             set_training_step(self.model, progress.step)
             if progress.step == 0 and not progress.curve:
                 self._evaluate(train_loss=None)
@@ -466,38 +463,3 @@ def _tensorboard(output: Path) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
     return SummaryWriter(str(output / "tensorboard"))
-
-
-@dataclass
-class _Stops:
-    """Whether Ctrl-C or a termination signal asked the run to stop, and whether it can stop where it is."""
-
-    requested: bool = False
-    at_once: bool = False
-
-
-@contextmanager
-def _signals(stops: _Stops) -> Iterator[None]:
-    """Note Ctrl-C and termination in ``stops``, so that no step is interrupted. A second Ctrl-C stops at once.
-
-    While ``stops.at_once``, a signal raises ``Interrupted`` where the program is.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set signal handlers
-        return
-    previous: dict[int, Any] = {}
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stops.requested and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stops.requested = True
-        if stops.at_once:
-            raise Interrupted
-
-    for caught in (signal.SIGINT, signal.SIGTERM):
-        previous[caught] = signal.signal(caught, handle)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -1,8 +1,6 @@
 """The pure parts of the benchmark of an encoder: parts of a set, nearest class means, the choice of heads, sinks."""
 
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,16 +10,10 @@ from transformers import BertConfig, BertModel
 from antiphase.baselines.data.labelled_texts import Example
 from antiphase.errors import InputError
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import encoder_calibration
-
-    yield encoder_calibration
-    sys.modules.pop("encoder_calibration")
+def benchmark(script):
+    return script("encoder_calibration")
 
 
 def tokenizer(text, truncation):

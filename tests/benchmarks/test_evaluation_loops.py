@@ -1,6 +1,5 @@
 """``benchmarks/evaluation_loops.py``: both ways give the planted answers, and what is asked for is in the record."""
 
-import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def loops(monkeypatch):
+def loops(script):
     """The script as a module."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    yield importlib.import_module("evaluation_loops")
-    sys.modules.pop("evaluation_loops", None)
+    return script("evaluation_loops")
 
 
 def test_prompts_share_examples_within_an_order(loops):

@@ -3,22 +3,15 @@
 import shlex
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from antiphase.records import Record
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def real_model(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import real_model
-
-    yield real_model
-    sys.modules.pop("real_model")
+def real_model(script):
+    return script("real_model")
 
 
 def test_the_journal_of_an_interrupted_step_goes_on_in_another_folder(tmp_path, monkeypatch, real_model):
