@@ -9,9 +9,8 @@ stored in 4 bits (Q4_1), so every figure is one of that 4-bit model. The text of
 the Python language, which ships with Python. The long form reads essays and labelled sets of public origin from the
 folder of ``--data``. Finished steps are skipped, and their records are copied to ``--records`` at once; each form needs
 its own ``--output``. With ``--minutes`` a step that lasts longer is interrupted, and its journal is kept beside the
-records, so that it can continue from another checkout: ``confirm`` with the next evaluation, ``needles`` and
-``allocation`` with the next cell, ``harness`` with the next task. ``hallucination`` keeps only the judge's answers;
-every other step begins again.
+records, so that it can continue from another checkout. Only ``probe`` and ``outliers``, which take minutes, begin
+again.
 """
 
 from __future__ import annotations

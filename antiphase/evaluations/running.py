@@ -1,7 +1,7 @@
 """Runs a measurement in a folder, from settings to record.
 
 The ``measure`` module of a measurement of one model has ``contents`` (digests of inputs besides model and settings),
-``prepare`` (loads the data) and ``measure``; one that works part by part has its own ``evaluate``.
+``prepare`` (loads the data) and ``measure``; one of several models or with files of its own has its own ``evaluate``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from antiphase.data.prepare import PreparedData
 from antiphase.errors import naming
 from antiphase.evaluations.held_out import tokens_of
 from antiphase.evaluations.inputs import inputs_of, model_content
+from antiphase.evaluations.parts import Parts
 from antiphase.evaluations.settings import ModelSettings
 from antiphase.flags import Settings
 from antiphase.folders.journal import journal_in
@@ -43,7 +44,8 @@ def evaluate(
 ) -> Record:
     """Run the measurement to which the settings belong.
 
-    Writes ``record.json`` in ``output``; with ``resume``, an existing one is returned.
+    Writes ``record.json`` in ``output``. With ``resume``, an existing one is returned, and long measurements continue
+    after the last part that they stored.
 
     Args:
         report: called with the number of finished parts and the total.
@@ -72,7 +74,7 @@ def evaluate(
         journal.begin()
         say(f"measuring {measurement.name}")
         with refused_by_model(settings.name):
-            result = module.measure(loaded, data, settings, report)
+            result = module.measure(loaded, data, settings, Parts(report, journal))
         read = {**origins([loaded]), **({"data": data.settings} if isinstance(data, PreparedData) else {})}
         written: Record = result.save(output, settings, seconds=time.perf_counter() - started, **read)
         return written

@@ -21,6 +21,7 @@ from antiphase.errors import NonFiniteError
 from antiphase.evaluations.cancellation import Cancellation, CancellationSettings, HeadFigures, LayerFigures, MapFigures
 from antiphase.evaluations.held_out import contents as contents
 from antiphase.evaluations.held_out import prepare as prepare
+from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.instrumentation.calls import AttentionCall, Pairing
 from antiphase.instrumentation.hooks import observed
 from antiphase.layers.registry import ACROSS
@@ -44,13 +45,13 @@ def measure(
     loaded: LoadedModel,
     data: PreparedData,
     settings: CancellationSettings,
-    report: Callable[[int, int], None] = lambda done, count: None,
+    parts: Parts = UNSTORED,
 ) -> Cancellation:
     """Measure the model and the same architecture with random weights."""
     task = data.task(**settings.task_sizes())
     check_task(task)
     batch = task.sample(settings.samples, keyed_generator(settings.seed, "cancellation"))
-    tell = partial(_later, report, count=2 * settings.samples)
+    tell = partial(_later, parts.report, count=2 * settings.samples)
     found = cancellation(loaded.model, batch, report=partial(tell, 0))
     other = untrained(loaded.model, settings.seed)
     base = cancellation(other, batch, trained=False, report=partial(tell, settings.samples))

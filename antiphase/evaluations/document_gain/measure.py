@@ -6,8 +6,10 @@ form alone give no gain.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from antiphase.data.tokenization import check_chat_template, prompt_tokens, toke
 from antiphase.errors import InputError, NonFiniteError
 from antiphase.evaluations.document_gain import DocumentGain, DocumentGainSettings, Gain
 from antiphase.evaluations.hallucination.items import Item, Prompted, draw, load_items
+from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.scoring.likelihood import score_options
 from antiphase.scoring.loading import LoadedModel
 from antiphase.uncertainty.intervals import mean_interval, wilson_interval
@@ -26,10 +29,7 @@ from antiphase.uncertainty.intervals import mean_interval, wilson_interval
 SPARE = 4
 """Tokens by which a prompt may be longer than the sum of its parts."""
 AT_ONCE = 8
-"""Number of texts between two reports of progress."""
-
-Report = Callable[[int, int], None]
-"""Called with the number of scored texts and the total."""
+"""Number of texts in a part."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ def measure(
     loaded: LoadedModel,
     scored: dict[str, Scored],
     settings: DocumentGainSettings,
-    report: Report = lambda done, count: None,
+    parts: Parts = UNSTORED,
 ) -> DocumentGain:
     """Score all prompts."""
-    return _measured(loaded.model, scored, report)
+    return _measured(loaded.model, scored, parts)
 
 
 def document_gain(
@@ -80,7 +80,7 @@ def document_gain(
     samples: int = 200,
     seed: int = 0,
     chat: bool = False,
-    report: Report = lambda done, count: None,
+    parts: Parts = UNSTORED,
 ) -> DocumentGain:
     """The gain in likelihood of references from their own document, for each data set.
 
@@ -89,12 +89,13 @@ def document_gain(
             an item, the first is scored.
         samples: number of items per data set, drawn at random: those that ``hallucination`` draws.
         chat: whether to ask through the model's chat template.
+        parts: a part is a few texts.
 
     Raises:
         InputError: too few items fit in the model's context, or all have the same document.
         NonFiniteError: a log-likelihood is not finite.
     """
-    return _measured(model, _prepared(model, tokenizer, data, samples, seed, chat=chat), report)
+    return _measured(model, _prepared(model, tokenizer, data, samples, seed, chat=chat), parts)
 
 
 def _prepared(
@@ -147,12 +148,17 @@ def reference_tokens(tokenizer: PreTrainedTokenizerBase, item: Item, *, chat: bo
     return tokens_after(tokenizer, "\n" if chat else item.prompt, ("" if chat else " ") + item.references[0])
 
 
-def _measured(model: PreTrainedModel, scored: Mapping[str, Scored], report: Report) -> DocumentGain:
+def _measured(model: PreTrainedModel, scored: Mapping[str, Scored], parts: Parts) -> DocumentGain:
     count = sum(len(one.prompts) for one in scored.values())
     found, done = {}, 0
     for name, one in scored.items():
-        losses = _losses(model, one, lambda finished, done=done: report(done + finished, count))  # type: ignore[misc]
-        done += len(one.prompts)
+        losses = torch.empty(len(one.prompts))
+        order = sorted(range(len(one.prompts)), key=lambda index: len(one.prompts[index]))
+        for start in range(0, len(order), AT_ONCE):
+            some = order[start : start + AT_ONCE]
+            losses[some] = torch.tensor(parts.stored(name, some, compute=partial(_losses, model, one, some)))
+            done += len(some)
+            parts.report(done, count)
         own, other, none = losses.double().chunk(3)
         gains = (other - own).tolist()
         above = sum(gain > 0 for gain in gains)
@@ -167,17 +173,14 @@ def _measured(model: PreTrainedModel, scored: Mapping[str, Scored], report: Repo
 
 
 @torch.no_grad()
-def _losses(model: PreTrainedModel, scored: Scored, report: Callable[[int], None]) -> torch.Tensor:
-    """Mean -log p of the tokens of each reference after its prompt, (prompts,) fp32."""
-    found = torch.empty(len(scored.prompts))
-    order = sorted(range(len(scored.prompts)), key=lambda index: len(scored.prompts[index]))
-    for start in range(0, len(order), AT_ONCE):
-        some = order[start : start + AT_ONCE]
-        rows = [[scored.references[index]] for index in some]
-        scores = score_options(model, [scored.prompts[index] for index in some], rows)
-        for index, score in zip(some, scores, strict=True):
-            found[index] = -score.log_likelihood[0] / len(scored.references[index])
-        if not found[some].isfinite().all():
-            raise NonFiniteError("its log-likelihoods are NaN or infinite, so nothing can be measured")
-        report(start + len(some))
+def _losses(model: PreTrainedModel, scored: Scored, some: Sequence[int]) -> list[float]:
+    """Mean -log p of the tokens of some references after their prompts."""
+    rows = [[scored.references[index]] for index in some]
+    scores = score_options(model, [scored.prompts[index] for index in some], rows)
+    found = [
+        float(-score.log_likelihood[0]) / len(scored.references[index])
+        for index, score in zip(some, scores, strict=True)
+    ]
+    if not all(map(math.isfinite, found)):
+        raise NonFiniteError("its log-likelihoods are NaN or infinite, so nothing can be measured")
     return found

@@ -6,6 +6,7 @@ All windows have the full length, so all points of the curve are measured on the
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from antiphase.data.prepare import PreparedData
 from antiphase.evaluations.held_out import contents as contents
 from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.evaluations.long_context import LongContext, LongContextSettings, Point, Tail
+from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.scoring.likelihood import finite_losses
 from antiphase.scoring.loading import LoadedModel
 from antiphase.uncertainty.intervals import mean_interval
@@ -29,7 +31,7 @@ def measure(
     loaded: LoadedModel,
     data: PreparedData,
     settings: LongContextSettings,
-    report: Callable[[int, int], None] = lambda done, count: None,
+    parts: Parts = UNSTORED,
 ) -> LongContext:
     """Measure held-out windows, with bits per byte if they are text."""
 
@@ -38,7 +40,7 @@ def measure(
 
     windows = data.validation(settings.samples).input_ids
     of_text = None if data.validation_text is None else bytes_of
-    return long_context(loaded.model, windows, bytes_of=of_text, report=report)
+    return long_context(loaded.model, windows, bytes_of=of_text, parts=parts)
 
 
 @torch.no_grad()
@@ -67,7 +69,7 @@ def long_context(
     input_ids: Tensor,
     *,
     bytes_of: Callable[[Tensor], int] | None = None,
-    report: Callable[[int, int], None] = lambda done, count: None,
+    parts: Parts = UNSTORED,
 ) -> LongContext:
     """Cumulative loss at increasing positions, and the gain from a window's own context at its end.
 
@@ -79,15 +81,16 @@ def long_context(
     Args:
         input_ids: (B, N), windows of full length.
         bytes_of: returns the number of UTF-8 bytes of tokens (n,), for bits per byte; None omits them.
-        report: called with the number of finished windows and the total.
+        parts: a part is one forward pass, of a window or of one of its controls.
     """
     count, length = input_ids.shape
     whole = count if count == 1 else 3 * count
     losses = []
     for index in range(count):
-        losses.append(losses_by_position(model, input_ids[index : index + 1]))
-        report(index + 1, whole)
-    own = torch.cat(losses).double()  # (B, N - 1)
+        compute = partial(_losses, model, input_ids[index])
+        losses.append(torch.tensor(parts.stored("window", index, compute=compute)))
+        parts.report(index + 1, whole)
+    own = torch.stack(losses).double()  # (B, N - 1)
     cumulative = own.cumsum(1) / torch.arange(1, length, dtype=torch.float64)
     curve = []
     for position in points(length):
@@ -97,8 +100,19 @@ def long_context(
             sizes = torch.tensor([bytes_of(ids[1:position]) for ids in input_ids], dtype=torch.float64)
             bits = float((own[:, : position - 1].sum(1) / sizes).mean() / torch.log(torch.tensor(2.0)))
         curve.append(Point(position, float(at.mean()), _listed(mean_interval(at.tolist())), bits))
-    tail = None if count == 1 else _tail(model, input_ids, own, lambda done: report(count + done, whole))
+    tail = None if count == 1 else _tail(model, input_ids, own, parts)
     return LongContext(windows=count, length=length, curve=curve, tail=tail)
+
+
+def _losses(model: PreTrainedModel, ids: Tensor) -> list[float]:
+    """Losses of a window (N,) by position."""
+    found: list[float] = losses_by_position(model, ids[None])[0].tolist()
+    return found
+
+
+def _loss_at_end(model: PreTrainedModel, ids: Tensor, tail: int) -> float:
+    """Mean loss of the last ``tail`` tokens of ``ids`` (N,)."""
+    return float(losses_by_position(model, ids[None])[0, -tail:].double().mean())
 
 
 def _listed(interval: tuple[float, float] | None) -> list[float] | None:
@@ -113,28 +127,29 @@ def points(length: int) -> list[int]:
     return found
 
 
-def _tail(model: PreTrainedModel, input_ids: Tensor, own: Tensor, report: Callable[[int], None]) -> Tail:
+def _tail(model: PreTrainedModel, input_ids: Tensor, own: Tensor, parts: Parts) -> Tail:
     count, length = input_ids.shape
     tail = max(1, length // TAIL)
     before = torch.cat([input_ids[1:], input_ids[:1]])  # each window gets the beginning of the next one
     foreign, little = [], []
     for index in range(count):
         mixed = torch.cat([before[index, : length - tail], input_ids[index, length - tail :]])
-        foreign.append(losses_by_position(model, mixed[None])[0, -tail:].double().mean())
-        report(2 * index + 1)
-        short = losses_by_position(model, input_ids[index : index + 1, -2 * tail :])
-        little.append(short[0, -tail:].double().mean())
-        report(2 * index + 2)
+        short = input_ids[index, -2 * tail :]
+        foreign.append(parts.stored("foreign", index, compute=partial(_loss_at_end, model, mixed, tail)))
+        parts.report(count + 2 * index + 1, 3 * count)
+        little.append(parts.stored("little", index, compute=partial(_loss_at_end, model, short, tail)))
+        parts.report(count + 2 * index + 2, 3 * count)
     here = own[:, -tail:].mean(1)
-    gain = (torch.stack(foreign) - here).tolist()
-    context_gains = (torch.stack(little) - here).tolist()
+    foreign_losses, little_losses = (torch.tensor(losses, dtype=torch.float64) for losses in (foreign, little))
+    gain = (foreign_losses - here).tolist()
+    context_gains = (little_losses - here).tolist()
     return Tail(
         tokens=tail,
         loss=float(here.mean()),
-        foreign_loss=float(torch.stack(foreign).mean()),
+        foreign_loss=float(foreign_losses.mean()),
         gain=sum(gain) / count,
         gain_interval=_listed(mean_interval(gain)),
-        little_loss=float(torch.stack(little).mean()),
+        little_loss=float(little_losses.mean()),
         context_gain=sum(context_gains) / count,
         context_gain_interval=_listed(mean_interval(context_gains)),
         context_gains=context_gains,

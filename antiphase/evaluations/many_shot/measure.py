@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from antiphase.data.tokenization import check_chat_template
 from antiphase.errors import InputError, NonFiniteError
 from antiphase.evaluations.inputs import task_content
 from antiphase.evaluations.many_shot import AtShots, ManyShot, ManyShotSettings, OverOrders, TaskShots
+from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.randomness import keyed_generator
 from antiphase.scoring.constrained import choose_options
 from antiphase.scoring.loading import LoadedModel
@@ -84,7 +86,7 @@ def measure(
     loaded: LoadedModel,
     tasks: dict[str, RequestedTask],
     settings: ManyShotSettings,
-    report: Callable[[int, int], None] = lambda done, count: None,
+    parts: Parts = UNSTORED,
 ) -> ManyShot:
     """Measure every task with every number of examples for which there are rows."""
     found: dict[str, TaskShots] = {}
@@ -93,7 +95,7 @@ def measure(
         with naming_task(asked.path):
             own = many_shot(
                 loaded.model, asked.task, shots=[count for count in settings.shots if count <= most],
-                samples=settings.samples, orders=settings.orders, seed=settings.seed, report=report,
+                samples=settings.samples, orders=settings.orders, seed=settings.seed, parts=parts,
             )  # fmt: skip
         found[name] = replace(own.tasks[name], too_few_rows=[count for count in settings.shots if count > most])
     return ManyShot(found)
@@ -121,7 +123,7 @@ def many_shot(
     samples: int,
     orders: int,
     seed: int,
-    report: Callable[[int, int], None] = lambda done, count: None,
+    parts: Parts = UNSTORED,
 ) -> ManyShot:
     """Accuracy on a task by number of examples, and over orders of the largest number.
 
@@ -131,6 +133,7 @@ def many_shot(
     Args:
         shots: numbers of examples; those that exceed the model's context are skipped.
         samples: number of rows asked, which are always the same.
+        parts: a part is one number of examples, or one order of the largest.
 
     Raises:
         InputError: not even the smallest number of examples fits, there are too few rows, or a row cannot be used.
@@ -142,10 +145,18 @@ def many_shot(
         raise InputError(f"--samples {samples} is more than the {len(asked)} rows left to ask")
     fitting = _fitting(task, asked, largest, shots)
     done, whole = 0, len(fitting) + 2 * orders
+
+    def answers_to(prompts: Sequence[Sample], *part: str | int) -> list[int]:
+        nonlocal done
+        answers = parts.stored(task.settings.name, *part, compute=partial(_answers, model, prompts))
+        done += 1
+        parts.report(done, whole)
+        return answers
+
     rows = []
     targets = [sample.target for sample in next(iter(fitting.values()))]
     for count, prompts in fitting.items():
-        answers = _answers(model, prompts)
+        answers = answers_to(prompts, "shots", count)
         right = sum(a == b for a, b in zip(answers, targets, strict=True))
         tokens = sorted(len(sample.prompt) for sample in prompts)
         interval = list(wilson_interval(right, samples))
@@ -155,17 +166,13 @@ def many_shot(
                 _label_shown(task, asked, largest[:count]),
             )
         )  # fmt: skip
-        done += 1
-        report(done, whole)
     most = max(fitting)
     by_order: dict[str, OverOrders] = {}
     for kind, arrange in (("random", _shuffled), ("alternating", _alternating)) if most > 1 and orders else ():
         answers_by_order = []
         for number in range(orders):
             shown = arrange(task, largest[:most], number, seed)
-            answers_by_order.append(_answers(model, task.samples(asked, shown)))
-            done += 1
-            report(done, whole)
+            answers_by_order.append(answers_to(task.samples(asked, shown), kind, number))
         by_order[kind] = _over_orders(answers_by_order, targets, most)
     result = TaskShots(
         samples=samples,

@@ -21,6 +21,7 @@ from antiphase.errors import NonFiniteError
 from antiphase.evaluations.held_out import contents as contents
 from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.evaluations.outliers import Outliers, OutlierSettings, Sizes
+from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.ops.statistics import histogram_median, kurtosis, power_sums, size_histogram
 from antiphase.probing.statistics import attention_statistics
 from antiphase.report.tables import mean_of_present
@@ -35,10 +36,10 @@ def measure(
     loaded: LoadedModel,
     data: PreparedData,
     settings: OutlierSettings,
-    report: Callable[[int, int], None] = lambda done, count: None,
+    parts: Parts = UNSTORED,
 ) -> Outliers:
     """Measure held-out windows."""
-    return outliers(loaded.model, data.validation(settings.samples).input_ids, report)
+    return outliers(loaded.model, data.validation(settings.samples).input_ids, parts.report)
 
 
 def outliers(

@@ -10,6 +10,7 @@ from antiphase.data.prepare import PreparedData
 from antiphase.data.streams import Batch
 from antiphase.evaluations.held_out import contents as contents
 from antiphase.evaluations.held_out import prepare as prepare
+from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.evaluations.perplexity import HeldOutLoss, Perplexity, PerplexitySettings
 from antiphase.scoring.loading import LoadedModel
 from antiphase.scoring.perplexity import perplexity
@@ -19,10 +20,10 @@ def measure(
     loaded: LoadedModel,
     data: PreparedData,
     settings: PerplexitySettings,
-    report: Callable[[int, int], None] = lambda done, count: None,
+    parts: Parts = UNSTORED,
 ) -> Perplexity:
     """Measure as many windows as requested, or all if the text has fewer."""
-    return held_out_perplexity(loaded.model, data.validation(settings.samples), report)
+    return held_out_perplexity(loaded.model, data.validation(settings.samples), parts.report)
 
 
 def held_out_perplexity(

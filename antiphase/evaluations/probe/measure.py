@@ -14,6 +14,7 @@ from antiphase.data.corpora import fingerprint
 from antiphase.data.packing import pack
 from antiphase.errors import InputError
 from antiphase.evaluations.held_out import tokens_of
+from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.evaluations.probe import ByPosition, Figures, HeadFigures, Probe, ProbeSettings, TokenSinks
 from antiphase.ops.statistics import SinkBaselines, sink_baselines
 from antiphase.probing.statistics import AttentionStatistics, attention_statistics
@@ -63,12 +64,12 @@ def measure(
     loaded: LoadedModel,
     ids: Tensor,
     settings: ProbeSettings,
-    report: Callable[[int, int], None] = lambda done, count: None,
+    parts: Parts = UNSTORED,
 ) -> Probe:
     """Measure the sequences of the text."""
     tokenizer = loaded.tokenizer
     return sinks_on_text(
-        loaded.model, ids, lambda token: str(tokenizer.decode([token])), alpha=settings.alpha, report=report
+        loaded.model, ids, lambda token: str(tokenizer.decode([token])), alpha=settings.alpha, report=parts.report
     )
 
 

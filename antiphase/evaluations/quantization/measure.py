@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -13,6 +14,7 @@ from antiphase.data.retrieval import RetrievalBatch
 from antiphase.data.streams import Batch
 from antiphase.evaluations.held_out import contents as contents
 from antiphase.evaluations.held_out import prepare as prepare
+from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.evaluations.quantization import Bits, Quantization, QuantizationSettings, WeightBits
 from antiphase.evaluations.quantization.logits import quantized_logits
 from antiphase.evaluations.quantization.weights import quantized_weights
@@ -27,7 +29,7 @@ def measure(
     loaded: LoadedModel,
     data: PreparedData,
     settings: QuantizationSettings,
-    report: Callable[[int, int], None] = lambda done, count: None,
+    parts: Parts = UNSTORED,
 ) -> Quantization:
     """Measure held-out windows and retrieval sequences."""
     task = data.task(**settings.task_sizes())
@@ -35,7 +37,7 @@ def measure(
     batch = task.sample(settings.samples, keyed_generator(settings.seed, "quantization"))
     return quantization(
         loaded.model, data.validation(settings.samples), batch, guess_rate=task.guess_rate, bits=settings.bits,
-        granularity=settings.granularity, weights=settings.weights, report=report,
+        granularity=settings.granularity, weights=settings.weights, parts=parts,
     )  # fmt: skip
 
 
@@ -48,7 +50,7 @@ def quantization(
     bits: Sequence[int],
     granularity: str = "head",
     weights: Sequence[int] = (),
-    report: Callable[[int, int], None] = lambda done, count: None,
+    parts: Parts = UNSTORED,
 ) -> Quantization:
     """Loss on ``held_out`` and first-question accuracy on ``batch``, unquantized and with each number of bits.
 
@@ -56,7 +58,7 @@ def quantization(
         bits: numbers of bits of attention logits.
         granularity: the unit that shares a step (``quantized_logits``).
         weights: numbers of bits of the weights of linear layers, 8 or 4.
-        report: called with the numbers of finished settings and of all.
+        parts: a part is one number of bits.
     """
     count = len(batch.input_ids)
 
@@ -66,18 +68,23 @@ def quantization(
         interval = list(wilson_interval(right, count))
         return {"loss": float(losses.double().mean()), "retrieval": right / count, "interval": interval}
 
-    rows, total = [], 1 + len(bits) + len(weights)
-    for number in (None, *bits):
+    def of_logits(number: int | None) -> dict[str, Any]:
         block = nullcontext() if number is None else quantized_logits(model, number, granularity=granularity)
         with block:
-            rows.append(Bits(number, **measured(model)))
-        report(len(rows), total)
-    of_weights = []
-    for number in weights:
+            return measured(model)
+
+    def of_weights(number: int) -> dict[str, Any]:
         few = quantized_weights(model, number)
-        of_weights.append(WeightBits(number, few.share, list(few.groups), **measured(few.model)))
-        report(len(rows) + len(of_weights), total)
+        return {"share": few.share, "groups": list(few.groups), **measured(few.model)}
+
+    rows, few_rows, total = [], [], 1 + len(bits) + len(weights)
+    for number in (None, *bits):
+        rows.append(Bits(number, **parts.stored("logits", number, compute=partial(of_logits, number))))
+        parts.report(len(rows), total)
+    for number in weights:
+        few_rows.append(WeightBits(number, **parts.stored("weights", number, compute=partial(of_weights, number))))
+        parts.report(len(rows) + len(few_rows), total)
     return Quantization(
         granularity=granularity, guess_rate=guess_rate, samples=count, sequences=len(held_out.input_ids), rows=rows,
-        weights=of_weights,
+        weights=few_rows,
     )  # fmt: skip
