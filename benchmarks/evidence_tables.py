@@ -206,7 +206,11 @@ def by_book(study: str, factor: str) -> Rows:
     for document in map(str, range(len(BOOKS))):
         runs = []
         for run in runs_of(study):
-            blocks = run["values"]["block_losses"][document]
+            known = run["values"]["block_losses"]
+            if known is None:  # it diverged
+                runs.append(run)
+                continue
+            blocks = known[document]
             alone = {"final": {"loss": statistics.fmean(blocks)}, "block_losses": {document: blocks}}
             runs.append({**run, "values": alone})
         columns.append(results(runs, factors).simple_effects(factor))

@@ -96,9 +96,15 @@ def report(
     with _showing(runs):
         (page or write_report)(records, output)
         if figures is not None:
-            for path, record in zip(runs, records, strict=True):
-                save_figures(record, figures / path.stem if len(records) > 1 else figures)
+            for name, record in zip(_folder_names(runs), records, strict=True):
+                save_figures(record, figures / name if len(records) > 1 else figures)
     Console(highlight=False).print(f"written: {output}", markup=False)
+
+
+def _folder_names(runs: Sequence[Path]) -> list[str]:
+    """A name for each record: that of its folder or file, all of them numbered where two would be equal."""
+    names = [path.stem if path.suffix == ".json" else path.resolve().name for path in runs]
+    return names if len(set(names)) == len(names) else [f"{place}-{name}" for place, name in enumerate(names, start=1)]
 
 
 @contextmanager

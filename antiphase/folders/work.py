@@ -99,7 +99,8 @@ class Work:
 
     KIND = Resumable(REQUEST)
     FREE = ("device", "device_map", "parts")
-    """Settings that may change: results do not depend on devices or the number of parts."""
+    """Settings that may change: results do not depend on the number of parts, and work that compares scores of several
+    calls stores the kind of device."""
 
     def __init__(self, output: Path, request: Any) -> None:
         self.output, self.path, self.request = output, output / self.KIND.file, finite(kept_settings(request))
@@ -127,7 +128,7 @@ class Work:
             write_atomically(self.path, (json.dumps(tree, indent=1) + "\n").encode())
         before = self._kept()
         for name, content in contents.items():
-            if before.get(name) != content:
+            if before.get(name, content) != content:  # older versions stored fewer
                 raise InputError(
                     f"--output {self.output}: {changed[name]} since this work began; choose another folder"
                 )

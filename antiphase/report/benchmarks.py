@@ -202,11 +202,6 @@ def relative_seconds(record: Record) -> dict[tuple[str, str], dict[int, dict[str
     return panels
 
 
-def is_ordinary(name: str) -> bool:
-    """Whether this is softmax attention or its model, which the others are measured against."""
-    return name in ORDINARY
-
-
 def _rows(record: Record) -> list[dict[str, Any]]:
     return list(record.values.get("rows") or []) if record.kind.startswith("benchmark-") else []
 
@@ -240,7 +235,7 @@ def relative_times(record: Record) -> Figure | None:
         return None
     tasks, types = (list(dict.fromkeys(key[index] for key in panels)) for index in (0, 1))
     names = list(dict.fromkeys(name for group in panels.values() for times in group.values() for name in times))
-    ordinary = next((name for name in names if is_ordinary(name)), None)
+    ordinary = next((name for name in names if name in ORDINARY), None)
     if ordinary is None:
         return None
     drawn = [name for name in names if name != ordinary]

@@ -21,14 +21,14 @@ def figures_of(record: Record) -> dict[str, Figure]:
     return {name: figure for name, drawing in drawings.items() if (figure := drawing.draw(record)) is not None}
 
 
-def figure_bytes(figure: Figure, format: str, dpi: int = 150) -> bytes:
+def figure_bytes(figure: Figure, format: str) -> bytes:
     """The figure as ``svg`` or ``png``, without date or version."""
     buffer = io.BytesIO()
     metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         # A token in a script that the font lacks is drawn as a box; the table has it in full.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
-        figure.savefig(buffer, format=format, dpi=dpi, metadata=metadata, facecolor="white")
+        figure.savefig(buffer, format=format, dpi=150, metadata=metadata, facecolor="white")
     return buffer.getvalue()
 
 

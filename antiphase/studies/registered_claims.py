@@ -54,16 +54,21 @@ def register(folder: Path, *, primary: str, seeds: Sequence[int], claims: Sequen
     write_atomically(path, (json.dumps(tree, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def registered(folder: Path) -> Registration | None:
+def registered(folder: Path, *, claims: Sequence[Mapping[str, Any]] | None = None) -> Registration | None:
     """The claims of a study; None: it began without them.
 
+    Args:
+        claims: those that follow from the study's settings.
+
     Raises:
-        InputError: the file was changed into something that cannot be read.
+        InputError: the file was changed: it cannot be read, or has other claims.
     """
     path = folder / CLAIMS_FILE
     if not path.is_file():
         return None
     tree = read_json(path, "--output", RESTORE)
+    if claims is not None and tree.get("claims") != [dict(claim) for claim in claims]:
+        raise InputError(f"--output {path}: these are not the claims that follow from the settings; {RESTORE}")
     try:
         names = [str(claim["name"]) for claim in tree["claims"]]
         return Registration(file_digest(path), str(tree["written"]), str(tree["primary"]), names)

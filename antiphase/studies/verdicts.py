@@ -80,14 +80,13 @@ def compare_metric(
         if arm == baseline:
             continue
         both = zip(series, values[baseline], strict=True)
-        pairs = [(place, a - b) for place, (a, b) in enumerate(both) if a is not None and b is not None]
-        paired = [difference for _, difference in pairs]
+        paired = [a - b for a, b in both if a is not None and b is not None]
         pair = {name: values[name] for name in (baseline, arm)}
         learned = None if threshold is None else _learned(pair, threshold, accuracies)
-        whole = len(pairs) == len(series)  # else the seeds that have a value are no fair sample
+        whole = len(paired) == len(series)  # else the seeds that have a value are no fair sample
         found = None
         if learned is None and whole:
-            found = paired_interval(paired, samples, arm, baseline, [place for place, _ in pairs])
+            found = seeds_interval(paired, _sample_of_difference(samples or {}, arm, baseline))
         differences[arm] = Difference(
             mean=statistics.fmean(paired) if paired and whole and learned is None else None,
             interval=None if found is None else metric.within(found), seeds=len(paired), values=paired,
@@ -118,18 +117,9 @@ def _learned(pair: Values, threshold: LearnedThreshold, accuracies: Values | Non
     return threshold.counts({arm: accuracies[arm] for arm in pair})
 
 
-def paired_interval(
-    paired: Sequence[float], samples: Mapping[str, Sample] | None, arm: str, baseline: str, places: Sequence[int]
-) -> SeedInterval | None:
-    """The interval of paired differences, with the sample's part where both arms' samples are known.
-
-    Args:
-        places: of the seeds behind ``paired``, in the order of ``samples``.
-    """
-    sample = None
-    if samples is not None and arm in samples and baseline in samples:
-        sample = samples[arm].minus(samples[baseline]).of_seeds(places)
-    return seeds_interval(paired, sample)
+def _sample_of_difference(samples: Mapping[str, Sample], arm: str, baseline: str) -> Sample | None:
+    """The test sample behind paired differences; None where that of an arm is not known."""
+    return samples[arm].minus(samples[baseline]) if {arm, baseline} <= samples.keys() else None
 
 
 def _sentence(

@@ -20,6 +20,7 @@ from antiphase.outcomes import Basis
 BOOTSTRAP_FROM = 8
 """Number of seeds from which a bootstrap is used; with fewer, there are too few different resamples."""
 DRAWS = 4000
+CONFIDENCE = 0.95
 Array = numpy.ndarray[Any, Any]
 
 
@@ -97,10 +98,8 @@ class SeedInterval:
     basis: Basis
 
 
-def seeds_interval(
-    values: Sequence[float], sample: Sample | None = None, *, confidence: float = 0.95
-) -> SeedInterval | None:
-    """Confidence interval of the mean of one value per seed; None for fewer than two values.
+def seeds_interval(values: Sequence[float], sample: Sample | None = None) -> SeedInterval | None:
+    """95 % confidence interval of the mean of one value per seed; None for fewer than two values.
 
     Without a sample, or with one of zero variance, it is Student's interval. The variance of a shared sample is added,
     with Satterthwaite's (1946) degrees of freedom; with ``BOOTSTRAP_FROM`` or more seeds, a bootstrap resamples seeds
@@ -119,9 +118,9 @@ def seeds_interval(
     mean, spread = float(numpy.mean(values)), float(numpy.var(values, ddof=1)) / count
     of_sample = None if sample is None else sample.variance_of_mean()
     if sample is None or not of_sample:
-        return _student(mean, spread, count - 1, confidence, "Student", sample, of_sample, spread)
+        return _student(mean, spread, count - 1, "Student", sample, of_sample, spread)
     own = None if sample.shared else _student(
-        mean, of_sample, count * (sample.size - 1), confidence, "the samples' own", sample, of_sample, spread
+        mean, of_sample, count * (sample.size - 1), "the samples' own", sample, of_sample, spread
     )  # fmt: skip
     whole = spread + of_sample if sample.shared else spread
     degrees = count - 1.0
@@ -130,20 +129,20 @@ def seeds_interval(
         degrees = whole**2 / parts
     if count < BOOTSTRAP_FROM:
         method = "Student and Satterthwaite" if sample.shared else "Student"
-        found = _student(mean, whole, degrees, confidence, method, sample, of_sample, spread)
+        found = _student(mean, whole, degrees, method, sample, of_sample, spread)
     else:
-        found = _bootstrap(numpy.asarray(values, dtype=float), sample, of_sample, spread, degrees, confidence)
+        found = _bootstrap(numpy.asarray(values, dtype=float), sample, of_sample, spread, degrees)
     if own is None or own.high - own.low <= found.high - found.low:
         return found
     return own
 
 
 def _student(
-    mean: float, variance: float, degrees: float, confidence: float, method: str, sample: Sample | None,
-    of_sample: float | None, spread: float,
+    mean: float, variance: float, degrees: float, method: str, sample: Sample | None, of_sample: float | None,
+    spread: float,
 ) -> SeedInterval:  # fmt: skip
     error = math.sqrt(variance)
-    half = float(stats.t.ppf((1 + confidence) / 2, degrees)) * error
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees)) * error
     p = float(2 * stats.t.sf(abs(mean) / error, degrees)) if error else float(mean == 0)
     return SeedInterval(
         mean - half, mean + half, Basis(p, method, *_covered(sample), spread, of_sample, float(degrees))
@@ -157,9 +156,7 @@ def _covered(sample: Sample | None) -> tuple[str, str | None]:
     return "seeds and sample", f"{sample.known_by}, {whose} of {sample.size}"
 
 
-def _bootstrap(
-    values: Array, sample: Sample, of_sample: float, spread: float, degrees: float, confidence: float
-) -> SeedInterval:
+def _bootstrap(values: Array, sample: Sample, of_sample: float, spread: float, degrees: float) -> SeedInterval:
     """Percentile bootstrap interval.
 
     Resamples have one seed fewer than there are, which makes their variance unbiased (Rao and Wu 1988), and the
@@ -173,10 +170,13 @@ def _bootstrap(
         drawn = seeds @ values + numpy.random.default_rng(0).normal(0, math.sqrt(of_sample), DRAWS)
     else:
         drawn = seeds @ values
-    tail = float(stats.norm.sf(stats.t.ppf((1 + confidence) / 2, degrees)))
+    tail = float(stats.norm.sf(stats.t.ppf((1 + CONFIDENCE) / 2, degrees)))
     low, high = (float(end) for end in numpy.quantile(drawn, [tail, 1 - tail]))
-    beyond = (min((drawn <= 0).sum(), (drawn >= 0).sum()) + 1) / (DRAWS + 1)
-    p = min(1.0, float(2 * stats.t.sf(stats.norm.isf(beyond), degrees))) if mean else 1.0
+    beyond = min((drawn <= 0).sum(), (drawn >= 0).sum())
+    distance = float(stats.norm.isf((beyond + 1) / (DRAWS + 1)))  # from the mean to 0, in standard errors
+    if not beyond:  # too far for this number of draws to tell
+        distance = max(distance, abs(mean) / float(drawn.std()) if drawn.std() else math.inf)
+    p = min(1.0, float(2 * stats.t.sf(distance, degrees))) if mean else 1.0
     return SeedInterval(
         low, high, Basis(p, "hierarchical bootstrap", *_covered(sample), spread, of_sample, degrees)
     )  # fmt: skip

@@ -355,6 +355,8 @@ def test_effects_on_one_book_are_of_its_blocks_alone(monkeypatch):
         run["values"]["block_losses"] = {"0": [4.0 - gain] * 30, "1": [4.0 + 2 * gain] * 10}
     tables_of(monkeypatch, {"s": {"factors": FACTORS}}, runs)
     assert [row[1:] for row in tables.by_book("s", "attention")] == [[*tables.BOOKS], *[["-0.300", "+0.600"]] * 4]
+    runs[-1]["values"] = {"final": {"loss": None}, "block_losses": None}
+    assert [row[1:] for row in tables.by_book("s", "attention")] == [[*tables.BOOKS], *[["-0.300", "+0.600"]] * 4]
 
 
 def test_an_arm_that_diverged_at_every_rate_has_no_lowest_loss(monkeypatch):

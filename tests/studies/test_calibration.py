@@ -203,14 +203,32 @@ def test_labels_are_fed_one_by_one_where_a_calls_own_queries_choose_sinks(mode, 
     assert by_mode(lambda **settings: settings, mode)() == {"stepwise": stepwise}
 
 
-def test_samples_are_known_by_what_was_asked_offered_and_right(calibration_model):
+def test_samples_are_known_by_what_was_asked_and_what_is_right(calibration_model):
     sample = load_task(str(calibration_model / "task.yaml"), tokenizer_of(calibration_model)).samples[0]
     assert hash_of_sample(sample) == hash_of_sample(replace(sample, row=7))
+    turned = replace(sample, options=sample.options[::-1], target=1 - sample.target)
+    assert hash_of_sample(sample) == hash_of_sample(turned)
     others = [
-        replace(sample, target=1 - sample.target), replace(sample, options=sample.options[::-1]),
-        replace(sample, answers=("glad",)), replace(sample, prompt=(*sample.prompt[:-1], 5)),
+        replace(sample, target=1 - sample.target), replace(sample, answers=("glad",)),
+        replace(sample, prompt=(*sample.prompt[:-1], 5)),
     ]  # fmt: skip
-    assert len({hash_of_sample(one) for one in (sample, *others)}) == 5
+    assert len({hash_of_sample(one) for one in (sample, *others)}) == 4
+
+
+def test_work_does_not_continue_on_another_kind_of_device(antiphase, refused, tmp_path):
+    """Cells of both would be subtracted from each other."""
+    assert antiphase(f"{SEARCH} --output s")[0] == 0
+    (tmp_path / "s" / "record.json").unlink()
+    request = tmp_path / "s" / "request.json"
+    request.write_text(request.read_text().replace('"kind of device": "cpu"', '"kind of device": "cuda"'))
+    refused("--output s: --device names another kind of device since this work began", f"{SEARCH} --output s --resume")
+
+
+def test_a_plan_that_does_not_say_what_chose_its_heads_is_named(antiphase, tmp_path):
+    CalibrationPlan({0: [1]}).save(tmp_path / "p.json")
+    code, out, _ = antiphase("calibrate apply model --plan p.json --task task.yaml --samples 24 --output a")
+    assert code == 0
+    assert "--plan does not say which samples chose its heads, so none is left out" in " ".join(out.split())
 
 
 def test_a_study_goes_on_with_more_parts(antiphase, tmp_path):

@@ -89,8 +89,9 @@ def test_a_run_on_text_goes_on_with_its_tokenizer_and_more_of_long_documents(
     held_out = tmp_path / "held-out.txt"
     held_out.write_text(generated_text[:9000], encoding="utf-8")
     model = str(tmp_path / "text")
-    with pytest.raises(InputError, match=r"--validation is missing: .*text held out a share of its text"):
-        extension(model, length=240)
+    for data in ([], [book]):
+        with pytest.raises(InputError, match=r"--validation is missing: .*text held out a share of its own text"):
+            extension(model, length=240, data=data)
     with pytest.raises(InputError, match=r"data\.long_share \(0\.1\) gives no sequence from inside one document"):
         extension(model, length=240, validation=[str(held_out)], long_share=0.1)
     overrides = ["training.steps=1", "training.batch_size=6"]

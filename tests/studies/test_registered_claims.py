@@ -33,6 +33,19 @@ def test_a_broken_file_is_reported(tmp_path, content):
         registered(tmp_path)
 
 
+def test_other_claims_than_those_of_the_settings_are_refused(tmp_path):
+    register(tmp_path, primary="loss, b", seeds=[0, 1], claims=CLAIMS)
+    assert registered(tmp_path, claims=CLAIMS) == registered(tmp_path)
+    path = tmp_path / CLAIMS_FILE
+    tree = json.loads(path.read_text())
+    for other in ([], [{**CLAIMS[0], "better": "higher"}]):
+        path.write_text(json.dumps({**tree, "claims": other}))
+        with pytest.raises(
+            InputError, match=r"not the claims that follow from the settings; restore"
+        ):
+            registered(tmp_path, claims=CLAIMS)
+
+
 class StopError(Exception):
     """Instead of a training run."""
 

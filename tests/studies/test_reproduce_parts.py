@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from antiphase.cli import app
 from antiphase.errors import InputError
+from antiphase.evaluations.harness.measure import CELLS
 from antiphase.execution.local import LOCAL
 from antiphase.records import Record
 from antiphase.studies.registered_claims import CLAIMS_FILE
@@ -43,14 +44,14 @@ def work(tmp_path, request_of):
 class Counted:
     """A measurement that counts its calls, and is stopped at the first where it is told to."""
 
-    def __init__(self, stop=False):
-        self.calls, self.stop, self.found = 0, stop, []
+    def __init__(self, stop=False, journal="journal.jsonl"):
+        self.calls, self.stop, self.journal, self.found = 0, stop, journal, []
 
     def __call__(self, folder):
         self.calls += 1
         self.found.append(sorted(path.name for path in folder.iterdir()) if folder.is_dir() else [])
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "journal.jsonl").write_text("{}\n")
+        (folder / self.journal).write_text("{}\n")
         if self.stop and self.calls == 1:
             raise KeyboardInterrupt
         record = Record(kind="measured", values={"call": self.calls})
@@ -58,13 +59,10 @@ class Counted:
         return record
 
 
-def arms(work, counted, **options):
+def arms(work, counted):
     """The records of both arms' models."""
     work.folders["part"] = []
-    return [
-        work.once("part", f"{arm}-seed0", counted, arm=arm, seed=0, **options).values
-        for arm in ("softmax", "differential")
-    ]
+    return [work.once("part", f"{arm}-seed0", counted, arm=arm, seed=0).values for arm in ("softmax", "differential")]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
@@ -92,14 +90,23 @@ def test_a_part_of_both_arms_follows_both_models(work):
             assert counted.calls == calls
 
 
-@pytest.mark.parametrize(("journal", "kept"), [(None, []), ("journal.jsonl", ["journal.jsonl"])])
+@pytest.mark.parametrize(("journal", "kept"), [("notes.txt", []), ("journal.jsonl", ["journal.jsonl"])])
 def test_parts_with_a_journal_continue_after_a_stop(work, journal, kept):
+    counted = Counted(stop=True, journal=journal)
+    with pytest.raises(KeyboardInterrupt):
+        arms(work, counted)
+    assert not (work.output / "part" / "softmax-seed0").exists()  # a folder appears when it is whole
+    arms(work, counted)
+    assert counted.found[:2] == [[], kept]
+
+
+def test_a_part_that_was_stopped_does_not_continue_with_another_model(work):
     counted = Counted(stop=True)
     with pytest.raises(KeyboardInterrupt):
-        arms(work, counted, journal=journal)
-    assert not (work.output / "part" / "softmax-seed0").exists()  # a folder appears when it is whole
-    arms(work, counted, journal=journal)
-    assert counted.found[:2] == [[], kept]
+        arms(work, counted)
+    (work.output / "compare" / "softmax-seed0" / "model.safetensors").write_text("another byte")
+    arms(work, counted)
+    assert counted.found[1] == []
 
 
 def test_a_folder_without_its_record_is_made_again(work):
@@ -190,14 +197,14 @@ def test_options_of_a_single_part_may_come_later_and_change(tmp_path, request_of
 
 @pytest.mark.slow
 def test_a_part_is_measured_again_for_other_tasks_and_does_not_take_up_their_journal(work, request_of):
-    counted = Counted(stop=True)
+    counted = Counted(stop=True, journal=CELLS)
     work.settings = replace(request_of, tasks=["one"])
     work.folders["harness"] = []
     with pytest.raises(KeyboardInterrupt):
-        work.once("harness", "seed0", counted, seed=0, journal="journal.jsonl")
-    for tasks, calls, kept in ((["two"], 2, []), (["two"], 2, []), (["one"], 3, ["journal.jsonl"])):
+        work.once("harness", "seed0", counted, seed=0)
+    for tasks, calls, kept in ((["two"], 2, []), (["two"], 2, []), (["one"], 3, [CELLS])):
         work.settings = replace(request_of, tasks=tasks)
-        work.once("harness", "seed0", counted, seed=0, journal="journal.jsonl")
+        work.once("harness", "seed0", counted, seed=0)
         assert counted.calls == calls
         assert counted.found[-1] == kept
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from antiphase.studies.tune.measure import BEFORE, gradient_spikes
+from antiphase.studies.tune import Rate
+from antiphase.studies.tune.measure import BEFORE, best_rate, gradient_spikes
 
 CALM = [1.0, 1.2, 0.9] * 7
 
@@ -20,3 +21,15 @@ CALM = [1.0, 1.2, 0.9] * 7
 ])  # fmt: skip
 def test_a_spike_stands_far_above_what_came_before(norms, count):
     assert gradient_spikes(norms) == count
+
+
+@pytest.mark.parametrize(("on_text", "best"), [(True, 2e-3), (False, 4e-3)])
+def test_the_primary_measure_chooses_the_rate(on_text, best):
+    """On text, where few retrieval answers are right, the loss; the rate that diverged is never chosen."""
+    rates = [
+        Rate(arm="a", learning_rate=rate, seeds=2, accuracy=accuracy, accuracy_range=None, loss=loss, loss_range=None,
+             passed=0, spikes=0, diverged=diverged)
+        for rate, accuracy, loss, diverged in ((1e-3, 0.01, 3.0, 0), (2e-3, 0.01, 2.5, 0), (4e-3, 0.02, 2.9, 0),
+                                               (8e-3, 0.5, 1.0, 1))
+    ]  # fmt: skip
+    assert best_rate("a", rates, on_text=on_text) == best

@@ -284,6 +284,15 @@ def test_seed_that_never_passes_cannot_be_left_out_of_a_verdict():
     assert found["verdicts"]["held-out loss"]["differential"] == "reproduced"
 
 
+def test_a_run_that_diverged_before_its_first_evaluation_has_no_end():
+    finished = runs(5, passes=quick)
+    finished[0] = replace(finished[0], curve=[], passes=None)
+    found = finite(compared(
+        CompareSettings(seeds=list(range(5))), finished, guess_rate=0.125, curve_samples=1000, registered=None
+    ))  # fmt: skip
+    assert found["comparison"][2]["survival"]["softmax"] == {"passed": 4, "seeds": 5, "median": 103, "until": 200}
+
+
 def test_metric_without_any_value_is_left_out():
     found = found_of(1, passes=lambda arm, seed: None)
     assert "steps to 50 % accuracy" not in found["verdicts"]

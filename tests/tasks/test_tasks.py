@@ -445,6 +445,11 @@ def test_continuations(tmp_path, tokenizer):
     assert targets.min() >= 5  # the right one stands anywhere
     assert task.samples == load_task(written(tmp_path, tree), tokenizer, samples=60).samples
     assert score_of(task, {s.prompt: s.options[s.target] for s in task.samples}.get, len(tokenizer)) == 1.0
+    again = load_task(written(tmp_path, tree), tokenizer, samples=60, seed=1)  # with other wrong choices
+    rows = {sample.row: hash_of_sample(sample) for sample in task.samples}
+    same = [(hash_of_sample(sample), rows[sample.row]) for sample in again.samples if sample.row in rows]
+    assert len(same) >= 10
+    assert all(one == other for one, other in same)
     with pytest.raises(InputError, match=r"the text has .* tokens, .* passages of 49, for 5000 samples"):
         load_task(written(tmp_path, tree), tokenizer, samples=5000)
     with pytest.raises(InputError, match="are more than the 48 the model reads"):

@@ -147,3 +147,16 @@ def test_holm_keeps_the_whole_family_at_five_per_cent():
         together += min(holm(p_values.tolist())) < 0.05
     assert together / 2000 == pytest.approx(0.05, abs=0.015)
     assert alone / 2000 > 0.35
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_one_more_seed_does_not_take_away_what_was_clear(shared):
+    """4,000 draws alone cannot show a p below 0.007 to 0.01, too much for Holm's correction of five tests."""
+    values = [0.5 + 0.01 * place for place in range(BOOTSTRAP_FROM)]
+    few, enough = (
+        seeds_interval(own, Sample.of_errors([0.001] * len(own), SIZE, shared=shared)).basis
+        for own in (values[:-1], values)
+    )
+    assert enough.method == "hierarchical bootstrap"
+    assert few.p < 1e-6
+    assert enough.p < 1e-6

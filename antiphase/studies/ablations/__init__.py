@@ -75,7 +75,7 @@ class AblationRow(Losses):
     ar_hit_difference: Difference | None = field(default=None, metadata=OPTIONAL)
     others_difference: Difference | None = field(default=None, metadata=OPTIONAL)
     claim: str | None = field(default=None, metadata=OPTIONAL)
-    """What the paper says of its loss."""
+    """In older records, what the paper says of its loss; no verdict is given without a registered claim."""
     verdict: str | None = field(default=None, metadata=OPTIONAL)
 
     def difference(self, name: str) -> Difference:

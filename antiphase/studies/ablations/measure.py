@@ -18,7 +18,6 @@ from antiphase.execution.choice import executor_of
 from antiphase.execution.executor import Executor
 from antiphase.execution.local import LOCAL
 from antiphase.flags import flags_of
-from antiphase.outcomes import Difference
 from antiphase.records import Record
 from antiphase.report.tables import present
 from antiphase.scoring.loading import load_model, refused_by_model
@@ -28,7 +27,8 @@ from antiphase.studies.ablations.rows import ABLATIONS, ablation_preset
 from antiphase.studies.grid import Grid
 from antiphase.studies.jobs import Job, Report
 from antiphase.studies.plan import Plan, described
-from antiphase.studies.verdicts import Metric, compare_metric, verdict
+from antiphase.studies.verdicts import Metric, compare_metric
+from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_metrics
 
 METRICS = {"loss": "held-out loss", "ar_hit": "loss on AR-hits", "others": "loss on others"}
@@ -95,7 +95,8 @@ def _run_row(grid: Grid, job: Job, slices: RecallSlices) -> AblationRun:
     losses: dict[str, float | None] = {}
     if not run.is_diverged:
         with refused_by_model(str(folder)):
-            losses = recall_losses(load_model(str(folder)).model, slices)
+            device = str(choose_device(job.settings.training.device))
+            losses = recall_losses(load_model(str(folder), device=device).model, slices)
     return AblationRun(
         arm=job.arm,
         seed=job.seed,
@@ -134,16 +135,6 @@ def _row(arm: str, runs: Sequence[AblationRun]) -> AblationRow:
             series = {arm: values, str(ablation.against): [getattr(run, name) for run in other]}
             entry = compare_metric(metric, series, str(ablation.against))
             found[f"{name}_difference"] = None if entry is None else entry.differences[arm]
-    if ablation.claim is not None and other:
-        difference: Difference | None = found["loss_difference"]
-        found |= {"claim": ablation.claim, "verdict": "inconclusive"}
-        if difference is not None and difference.seeds == len(
-            own
-        ):  # if a seed diverged, the others are not a fair sample
-            found["verdict"] = verdict(
-                difference.values, lower_is_better=ablation.claim == "lower", baseline_mean=0.0,
-                interval=difference.interval,
-            )  # fmt: skip
     return AblationRow(
         arm=arm, about=ablation.about, against=ablation.against, parameters=own[0].parameters,
         intermediate_size=own[0].intermediate_size, diverged=sum(run.loss is None for run in own),

@@ -34,12 +34,12 @@ def losses(record: Record) -> Table | None:
         about = f"{row.about} ({row.diverged} of {seeds} diverged)" if row.diverged else row.about
         cells.append([
             row.arm, about, row.parameters, *(getattr(row, name) for name in shown), row.against,
-            difference.mean, interval_words(difference.interval), row.verdict,
+            difference.mean, interval_words(difference.interval),
             *(getattr(paper, name) for name in SLICES),
         ])  # fmt: skip
     columns = [Column("Row"), Column("What"), Column("Parameters", "integer"),
                *(Column(words, "loss") for words in shown.values()), Column("Against"),
-               Column("Difference", "signed"), Column("95 %"), Column("Claim"),
+               Column("Difference", "signed"), Column("95 % over seeds"),
                *(Column(f"Paper: {words}", "loss") for words in SLICES.values())]  # fmt: skip
     left = (
         f"{slices.left_out:,} more are others, because training shows their pair more than {slices.frequent} "

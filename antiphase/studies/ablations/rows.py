@@ -32,8 +32,6 @@ class Ablation:
     """The row that it departs from."""
     paper: tuple[float, float, float] | None = None
     """Loss, AR-hit and others in the paper's table 6 (1.4B parameters)."""
-    claim: str | None = None
-    """What the paper says of its loss: "lower" or "higher" than ``against``'s; None: no difference worth a claim."""
     equal: bool = False
     """Whether the MLP's width compensates for parameters that only the row or only ``against`` has."""
 
@@ -114,11 +112,10 @@ ABLATIONS: dict[str, Ablation] = {
         "and a norm of each head", _half_the_heads(head_norm=True), "softmax", paper=(3.086, 0.899, 3.271)
     ),
     "differential": Ablation(
-        "differential attention", _differential(), "softmax", paper=(3.062, 0.880, 3.247), claim="lower"
+        "differential attention", _differential(), "softmax", paper=(3.062, 0.880, 3.247)
     ),
     "no-norm": Ablation(
-        "no norm of each head", _differential(head_norm=False), "differential", paper=(3.122, 0.911, 3.309),
-        claim="higher",
+        "no norm of each head", _differential(head_norm=False), "differential", paper=(3.122, 0.911, 3.309)
     ),
     "lambda-init-0.8": Ablation(
         "λinit 0.8 in every layer", _differential(lambda_init=0.8), "differential", paper=(3.065, 0.883, 3.250)

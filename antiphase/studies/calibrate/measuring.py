@@ -34,7 +34,7 @@ from antiphase.uncertainty.intervals import mcnemar, wilson_interval
 
 SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
 """What a search may increase: the task's own metric, or the probability of the right answer."""
-CHOSEN_ON = "chosen_on"
+CHOSEN_ON = "chosen_on_samples"
 """The field of a plan's scores with the hashes of the samples that chose its heads."""
 TIMED_TOKENS = 1000
 """Number of tokens by which time is estimated."""
@@ -161,10 +161,12 @@ def begin(work: Work, settings: ChoiceSettings) -> tuple[LoadedModel, dict[str, 
         name: hash_of([[s.prompt, s.options, s.answers, s.target, s.lengths, s.metric] for s in task.samples])
         for name, task in tasks.items()
     }
-    work.begin(
-        {"model": fingerprint(loaded.model), "samples": prompts},
-        {"model": "MODEL holds other weights", "samples": "the tasks' data has changed"},
-    )
+    # scores of two kinds of device differ by more than the two of one kind by which rounding is measured
+    contents = {"model": fingerprint(loaded.model), "samples": prompts, "kind of device": loaded.model.device.type}
+    work.begin(contents, {
+        "model": "MODEL holds other weights", "samples": "the tasks' data has changed",
+        "kind of device": "--device names another kind of device",
+    })  # fmt: skip
     return loaded, tasks
 
 
@@ -204,9 +206,12 @@ def saved(
 
 
 def hash_of_sample(sample: Sample) -> str:
-    """What identifies a sample, whatever examples precede it: its own text, its choices and the right answer."""
+    """Identifies a sample by its own text and the right answer, whatever examples precede it.
+
+    The other choices do not count: those of a continuation are drawn anew with every seed.
+    """
     parts = {name: (start, stop) for name, start, stop in sample.spans}
     start, stop = parts.get("question", (0, len(sample.prompt)))
-    options = [sample.decode(list(option)) for option in sample.options]
+    right = sample.decode(list(sample.options[sample.target])) if sample.options else ""
     text = sample.decode(list(sample.prompt[start:stop])).strip()
-    return hash_of([text, options, sample.answers, sample.target])[:16]
+    return hash_of([text, sample.answers, right])[:16]

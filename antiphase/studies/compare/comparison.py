@@ -152,7 +152,7 @@ def _verdict(
 
 def _passing(series: Series, settings: CompareSettings, runs: Sequence[ComparedRun]) -> dict[str, Any]:
     """How many seeds of each arm passed and when, those that never did censored at the end of training."""
-    until = max(run.curve[-1].step for run in runs)
+    until = max(run.curve[-1].step for run in runs if run.curve)  # it is empty where a run diverged at once
     steps = {arm: [None if value is None else int(value) for value in values] for arm, values in series.items()}
     baseline = next(iter(settings.arms))
     return {

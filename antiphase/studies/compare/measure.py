@@ -91,7 +91,7 @@ def compare(
     with grid.held(resume=resume, say=say, begin=first) as data:
         grid.train(_showing(grid, data, report, watch), say)
         say("measuring retrieval, loss and attention of every model, trained and untrained")
-        registration = registered(output)
+        registration = registered(output, claims=claims_of(preset))
         values, arrays = measure(grid, data, registration)
         described = None if registration is None else registration.describe()
         record = grid.save("compare", values, started=started, arrays=arrays, registered=described)

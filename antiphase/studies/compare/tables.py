@@ -190,7 +190,7 @@ def comparison(found: Comparison) -> Table | None:
     """Every compared number with its spread, the paired difference from the baseline, and the test of it."""
     rows = []
     for entry in found.comparison:
-        style = "percent" if entry.unit in ("share", "fraction") else "number"
+        style = "percent" if entry.unit in ("points", "share", "fraction") else "number"
         for arm, summary in entry.arms.items():
             difference = entry.differences.get(arm) or Difference()
             interval = [format_value(bound, style) for bound in difference.interval or []]

@@ -122,10 +122,10 @@ def _check_text(model: str, trained: RunSettings, data: Sequence[str], validatio
     is_text = trained.data.source == "text"
     if data and not is_text:
         raise InputError(f"--data cannot be used: {model} has only the vocabulary of the synthetic task")
-    if is_text and not data and not validation and not trained.data.validation:
+    if is_text and not validation and not trained.data.validation:
         raise InputError(
-            f"--validation is missing: {model} held out a share of its text, which longer sequences would cut at other "
-            "places; give text that it was not trained on"
+            f"--validation is missing: {model} held out a share of its own text, and a new share could be text that it "
+            "was trained on; give text that it was not trained on"
         )
 
 

@@ -40,6 +40,8 @@ def judge_all(
     for place, one in enumerate(judged):
         if one.verdict != UNTESTABLE and (registered is None or one.claim not in registered.claims):
             judged[place] = replace(one, verdict=UNREGISTERED, reason="it was not written down before the run", p=None)
+        elif one.verdict == UNTESTABLE:
+            judged[place] = replace(one, p=None)
     family = in_family([(one.verdict, one.p) for one in judged])
     return [replace(one, **vars(corrected)) for one, corrected in zip(judged, family, strict=True)]
 
@@ -93,10 +95,10 @@ def judge(
     if diverged:
         told = f"a model diverged in {_seeds(len(diverged))}"
         if not abilities:
-            return replace(row, verdict="inconclusive", reason=told)
+            return replace(row, verdict="inconclusive", reason=told, p=None)
         stated.append(told)
     if (row.seeds or 0) < len(used):
-        return replace(row, verdict="inconclusive", reason="some seeds have no value")
+        return replace(row, verdict="inconclusive", reason="some seeds have no value", p=None)
     return _judged(row, series, used, stated, abilities, floor, own_scale=own_scale)
 
 

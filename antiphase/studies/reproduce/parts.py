@@ -23,6 +23,7 @@ from antiphase.evaluations.inputs import model_content
 from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.execution.executor import Executor
 from antiphase.folders.contents import digest_of, hash_of, model_digest
+from antiphase.folders.journal import JOURNAL
 from antiphase.folders.ownership import make_folder
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, write_atomically
@@ -39,8 +40,13 @@ from antiphase.training.device import choose_device
 
 LABELLED_ROWS = 400
 """Rows of one pairing, from which examples are drawn."""
-JOURNALS = {"harness": CELLS, "hallucination": OUTPUTS}
-"""Files from which parts continue after a stop; other parts start over."""
+REUSED = {"harness": CELLS, "hallucination": OUTPUTS}
+"""Journals whose lines name the model that they belong to, so that those of a finished measurement can be reused."""
+
+
+def journal_of(part: str) -> str:
+    """The file from which a measurement continues after a stop."""
+    return REUSED.get(part, JOURNAL)
 
 
 def check_own(settings: ReproduceSettings) -> None:
@@ -136,8 +142,7 @@ class Work:
         self.folders[part] = []
         if part not in STUDIES:
             return [
-                self.once(part, name, partial(self._measure, part, arm, seed), arm=arm, seed=seed,
-                          journal=JOURNALS.get(part))
+                self.once(part, name, partial(self._measure, part, arm, seed), arm=arm, seed=seed)
                 for name, (arm, seed) in self._measurements(part).items()
             ]  # fmt: skip
         record = self._study(part)
@@ -182,35 +187,30 @@ class Work:
         *,
         arm: str | None = None,
         seed: int | None = None,
-        journal: str | None = None,
     ) -> Record:
         """A measurement in a folder that appears when it is whole; its record says arm and seed.
 
-        It is made again where a model has changed since.
+        It is made again where a model has changed since. After a stop it continues from its journal, if it has one.
 
         Args:
             arm, seed: whose model is measured; no arm: both arms' of the seed, no seed: none.
-            journal: file from which the work continues after a stop; None: it starts over.
         """
         folder = self.output / part / name
         self.folders[part].append(folder.relative_to(self.output))
         measured = self._measured_models(name)
-        unfinished = folder.with_name(f".{name}")
         if own := own_inputs(self.settings, part):
             measured.append(hash_of(own))
-            unfinished = folder.with_name(f".{name}-{measured[-1][:12]}")
+        unfinished = folder.with_name(f".{name}-{hash_of(measured)[:12]}")
         if (folder / "record.json").is_file():
             record = Record.load(folder)
             if record.config.get("measured") == measured:
                 return record
             self.say(f"{part}: {name} again, because what it was measured on has changed")
-        if folder.exists() and journal is not None and (unfinished / journal).is_file():
-            shutil.rmtree(folder)
-        elif folder.exists():
+        if not (unfinished / journal_of(part)).is_file():
             shutil.rmtree(unfinished, ignore_errors=True)
-            folder.rename(unfinished)
-        if journal is None or not (unfinished / journal).is_file():
-            shutil.rmtree(unfinished, ignore_errors=True)
+            if folder.exists() and part in REUSED:
+                folder.rename(unfinished)
+        shutil.rmtree(folder, ignore_errors=True)
         unfinished.parent.mkdir(parents=True, exist_ok=True)
         self.say(f"{part}: {name}")
         record = work(unfinished)
@@ -232,9 +232,7 @@ class Work:
             return record
         names = [self._model(one, seed) for one in ([BASELINE, ARM] if arm is None else [arm])]
         settings = self._settings(part, names, seed)
-        if part not in JOURNALS:
-            return evaluate(settings, folder)
-        return evaluate(settings, folder, resume=(folder / JOURNALS[part]).is_file(), say=self.say)
+        return evaluate(settings, folder, resume=(folder / journal_of(part)).is_file(), say=self.say)
 
     def _settings(self, part: str, names: Sequence[str], seed: int) -> Any:
         """The settings of a measurement of models."""

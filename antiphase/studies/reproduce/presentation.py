@@ -33,7 +33,7 @@ def claims(record: Record) -> Table | None:
             cells += [format_value(one.p), format_value(one.p_holm), corrected]
         columns += [Column("p", "number"), Column("p by Holm", "number"), Column("Verdict under Holm")]
     seeds = f"{len(record.seeds)} paired seed{'s' * (len(record.seeds) != 1)}"
-    given = sum(one.verdict not in ("not testable", "no verdict") for one in listed)
+    given = sum(one.p is not None for one in listed)
     note = (
         f"Means over {seeds}, or over those of them that learned alike; where models either learned or did not, the "
         "seeds that learned. A verdict takes five seeds, and an interval that excludes 0. A claim can be contradicted "
@@ -211,7 +211,7 @@ PRESENTATION = Presentation(
         "claims": Drawing(
             draw=claims_figure,
             title="The paper's claims",
-            caption="Dots are mean paired differences in per cent of the softmax arm, bars 95 % intervals over seeds; "
+            caption="Dots are mean paired differences in per cent of the softmax arm, bars their 95 % intervals; "
             "to the right the differential arm is better. The axis is linear to 10 % and logarithmic beyond. Colours "
             "are verdicts.",
             alternative="Differences with intervals, a line for each claim.",

@@ -46,8 +46,9 @@ def tune(
 ) -> Record:
     """Train every arm at every rate with every seed; the record of kind "tune" says which rate each arm did best with.
 
-    Best is the highest median over seeds of the final first-query accuracy; equal medians go to the lower median
-    held-out loss. A rate with which more runs diverged is never better.
+    Best is, on text, the lowest median over seeds of the held-out loss, and on the synthetic task the highest median of
+    the final first-query accuracy; equal medians go to the other of the two. A rate with which more runs diverged is
+    never better.
 
     Raises:
         InputError, Interrupted: as for ``compare``.
@@ -63,7 +64,10 @@ def tune(
         grid.train(report, say)
         runs = [_run_row(grid, job) for job in grid.jobs]
         rates = [_rate_row(arm, rate, runs) for arm in compare.arms for rate in learning_rates]
-        found = Tune(runs=runs, rates=rates, chosen={arm: _best(arm, rates) for arm in compare.arms})
+        on_text = preset.run.data.source == "text"
+        found = Tune(
+            runs=runs, rates=rates, chosen={arm: best_rate(arm, rates, on_text=on_text) for arm in compare.arms}
+        )
         return grid.save("tune", found, started=started)
 
 
@@ -119,8 +123,11 @@ def gradient_spikes(norms: Sequence[float | None]) -> int:
     return count
 
 
-def _best(arm: str, rates: Sequence[Rate]) -> float:
+def best_rate(arm: str, rates: Sequence[Rate], *, on_text: bool) -> float:
+    """The rate that did best by the primary measure of a comparison."""
+
     def score(row: Rate) -> tuple[float, float, float]:
-        return -(row.diverged or 0), row.accuracy or 0.0, -math.inf if row.loss is None else -row.loss
+        accuracy, loss = row.accuracy or 0.0, -math.inf if row.loss is None else -row.loss
+        return -(row.diverged or 0), *((loss, accuracy) if on_text else (accuracy, loss))
 
     return max((row for row in rates if row.arm == arm), key=score).learning_rate

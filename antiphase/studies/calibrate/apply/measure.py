@@ -71,9 +71,11 @@ def apply(
         return saved(Apply, values, settings, output, seconds=perf_counter() - started)
 
 
-def _chosen_on(plan: CalibrationPlan) -> set[str]:
-    """Hashes of the samples that chose a plan's heads."""
-    listed = plan.scores.get(CHOSEN_ON, {})
+def _chosen_on(plan: CalibrationPlan) -> set[str] | None:
+    """Hashes of the samples that chose a plan's heads; None if the plan does not have them."""
+    if CHOSEN_ON not in plan.scores:
+        return None
+    listed = plan.scores[CHOSEN_ON]
     if not isinstance(listed, dict) or not all(isinstance(hashes, list) for hashes in listed.values()):
         raise InputError(f"--plan: {CHOSEN_ON} must list hashes by task, got {listed!r}")
     return {str(number) for hashes in listed.values() for number in hashes}
@@ -83,7 +85,9 @@ def _compared(
     model: PreTrainedModel, plan: CalibrationPlan, task: Task, seed: int, say: Callable[[str], None]
 ) -> dict[str, Any]:
     known = _chosen_on(plan)
-    judges = unlike(task.samples, known, hash_of_sample)
+    if known is None:
+        say("--plan does not say which samples chose its heads, so none is left out; give it data of its own")
+    judges = unlike(task.samples, known or (), hash_of_sample)
     left_out = len(task.samples) - len(judges)
     if left_out:
         say(f"{task.name}: {left_out} of {len(task.samples)} samples chose the plan's heads, or are copies, and are "

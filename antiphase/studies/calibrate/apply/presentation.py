@@ -23,7 +23,7 @@ def compared(found: Apply) -> Table | None:
                Column("Chance", "percent"), Column("Plain", "percent"), Column("Calibrated", "percent"),
                Column("Gain in points, 95 %"), Column("Better / worse"),
                Column("p", "number")]  # fmt: skip
-    note = f"Left out: samples that chose the plan's heads, and copies. {EXACT}"
+    note = f"Left out: samples that chose the plan's heads, if the plan says which, and copies. {EXACT}"
     return Table(title="With and without the plan", columns=columns, rows=rows, note=note)
 
 

@@ -88,7 +88,7 @@ def confirm(
             study.find_heads()
         with refused_by_model(settings.name):  # what has been evaluated by then stays
             values = study.run(report)
-        registration = registered(output)
+        registration = registered(output, claims=[study.claim()])
         assert registration is not None
         found = {"registered": registration.describe(), "dtype": _dtype(loaded.model), **values}
         return saved(Confirm, found, settings, output, seconds=perf_counter() - started)
