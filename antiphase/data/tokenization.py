@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from jinja2 import TemplateError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -88,6 +89,12 @@ def check_vocabulary(size: int) -> None:
 def id_count(tokenizer: PreTrainedTokenizerBase) -> int:
     """How many rows a table needs for all ids. Ids of added tokens may leave gaps, so there can be fewer tokens."""
     return max(tokenizer.get_vocab().values()) + 1
+
+
+@lru_cache(maxsize=4)
+def line_breaks(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """All tokens whose text contains a line break."""
+    return tuple(token for token in range(id_count(tokenizer)) if "\n" in tokenizer.decode([token]))
 
 
 def end_token(tokenizer: PreTrainedTokenizerBase) -> int | None:

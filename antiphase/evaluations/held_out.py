@@ -15,7 +15,7 @@ from antiphase.errors import InputError
 from antiphase.evaluations.inputs import text_content
 from antiphase.evaluations.settings import HeldOutSettings, RetrievalTextSettings, TextSettings
 from antiphase.folders.contents import is_same_content
-from antiphase.scoring.loading import LoadedModel
+from antiphase.scoring.loading import LoadedModel, context_length
 
 FOREIGN_LENGTH = 512
 """Sequence length in tokens for a model that was not trained here, if ``--length`` is not given."""
@@ -37,7 +37,7 @@ def prepare(loaded: LoadedModel, settings: TextSettings, output: Path, say: Call
     Raises:
         InputError: the text or the length cannot be used.
     """
-    longest = getattr(loaded.model.config, "max_position_embeddings", None)
+    longest = context_length(loaded.model)
     if longest is not None and (settings.length or 0) > longest:
         raise InputError(
             f"--length {settings.length} is longer than the {longest} positions of {settings.name}; shorten it"
@@ -47,7 +47,7 @@ def prepare(loaded: LoadedModel, settings: TextSettings, output: Path, say: Call
 
 def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Callable[[str], None]) -> PreparedData:
     """Held-out data: the given text, or the held-out text of the model's own run."""
-    longest = getattr(loaded.model.config, "max_position_embeddings", None) or FOREIGN_LENGTH
+    longest = context_length(loaded.model) or FOREIGN_LENGTH
     unknown = DataSettings(source="text", sequence_length=min(FOREIGN_LENGTH, longest))
     sizes: dict[str, Any] = dict(asked.data_sizes())
     trained = loaded.settings.data if loaded.settings else unknown

@@ -11,7 +11,7 @@ from antiphase.folders.journal import Journal
 Value = TypeVar("Value")
 
 
-def silent(done: int, count: int) -> None:
+def silent(done: float, count: int) -> None:
     """A report that does nothing."""
 
 
@@ -19,7 +19,7 @@ def silent(done: int, count: int) -> None:
 class Parts:
     """What a measurement does with its parts."""
 
-    report: Callable[[int, int], None] = silent
+    report: Callable[[float, int], None] = silent
     """Called with the number of finished parts and the total."""
     journal: Journal | None = None
     """Where results are stored."""

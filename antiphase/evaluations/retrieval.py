@@ -29,7 +29,15 @@ from antiphase.evaluations.settings import ContextSettings
 from antiphase.folders.journal import Journal, journal_in
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.records import Record
-from antiphase.scoring.loading import LoadedModel, load_model, origins, refused_by_model, untrained, wrap_model
+from antiphase.scoring.loading import (
+    LoadedModel,
+    context_length,
+    load_model,
+    origins,
+    refused_by_model,
+    untrained,
+    wrap_model,
+)
 from antiphase.scoring.needles import tasks_of
 from antiphase.training.device import loading_options
 
@@ -159,8 +167,9 @@ def evaluate_on_contexts(
         embedded = first.settings is not None and first.settings.data.source == "synthetic"
         experiment = (Symbols if embedded else Texts)(settings, measuring, first, output, say)
         if not journal.known:  # before anything is measured
+            experiment.check(first, "MODEL")
             for index in range(1, len(settings.names)):
-                experiment.check(_loaded(settings, index))
+                experiment.check(_loaded(settings, index), "--against")
         journal.begin()
         rows = _measured(settings, first, experiment, journal, say, report)
         found = CellRows(settings.names, experiment.task, experiment.guess_rate, rows)
@@ -235,7 +244,7 @@ class Texts:
     ) -> None:
         self.settings, self.measuring, self.first = settings, measuring, first
         own = first.settings.data if first.settings else None
-        usual = own.sequence_length if own else min(FOREIGN_LENGTH, _positions(first) or FOREIGN_LENGTH)
+        usual = own.sequence_length if own else min(FOREIGN_LENGTH, context_length(first.model) or FOREIGN_LENGTH)
         needles = settings.needles or [own.needles if own else NEEDLES]
         cells = cells_of(needles, settings.queries or [1], settings.lengths or [usual], settings.depths)
         _check_lengths(settings.lengths, first)
@@ -257,12 +266,12 @@ class Texts:
         end = first.tokenizer.eos_token or "\n"
         return first.tokenizer.decode(data.validation_text.tokens[:MOST_HELD_OUT].tolist()).split(end)
 
-    def check(self, loaded: LoadedModel) -> None:
-        """Refuse a further model that cannot use these texts."""
+    def check(self, loaded: LoadedModel, flag: str) -> None:
+        """Refuse a model that cannot use these texts."""
         if loaded.settings is not None and loaded.settings.data.source == "synthetic":
-            raise InputError(f"--against {loaded.name} has only the vocabulary of the synthetic task, and this is text")
+            raise InputError(f"{flag} {loaded.name} has only the vocabulary of the synthetic task, and this is text")
         for contexts in self.cells.values():
-            prompts_of(loaded.model, loaded.tokenizer, contexts, f"--against {loaded.name}", chat=loaded.chat)
+            prompts_of(loaded.model, loaded.tokenizer, contexts, f"{flag} {loaded.name}", chat=loaded.chat)
 
     def asked(self, *, trained: bool) -> list[Cell]:
         """The cells in which a model is measured."""
@@ -295,10 +304,11 @@ class Symbols:
         }
         self.guess_rate = tasks[0].guess_rate  # for the first question only, whatever is asked after it
 
-    def check(self, loaded: LoadedModel) -> None:
-        """Refuse a further model with other tokens."""
+    def check(self, loaded: LoadedModel, flag: str) -> None:
+        """Refuse a model with other tokens, or with a shorter context."""
+        _check_lengths((cell.length for cell in self.cells), loaded)
         if loaded.tokenizer.get_vocab() != self.first.tokenizer.get_vocab():
-            raise InputError(f"--against {loaded.name} has other words than {self.first.name}, so it cannot read them")
+            raise InputError(f"{flag} {loaded.name} has other words than {self.first.name}, so it cannot read them")
 
     def asked(self, *, trained: bool) -> list[Cell]:
         """All cells, also for an untrained model."""
@@ -331,7 +341,7 @@ def prompts_of(
         prompt_tokens(tokenizer, context.text, chat=True) if chat else prompt_ids(tokenizer, context)
         for context in contexts
     ]
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = context_length(model)
     needed = max(map(len, prompts)) + room_for(tokenizer, contexts)
     if longest is not None and needed > longest:
         raise InputError(f"{name} reads {longest} tokens, and a context with its output has {needed}; lower --length")
@@ -343,13 +353,8 @@ def room_for(tokenizer: PreTrainedTokenizerBase, contexts: Sequence[Context]) ->
     return max(output_tokens(tokenizer, len(context.answers)) for context in contexts)
 
 
-def _positions(loaded: LoadedModel) -> int | None:
-    """The model's context length in tokens; None means no limit."""
-    return getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
-
-
 def _check_lengths(lengths: Iterable[int], first: LoadedModel) -> None:
-    longest = _positions(first)
+    longest = context_length(first.model)
     for length in lengths:
         if longest is not None and length > longest:
             raise InputError(f"--length {length} is longer than the {longest} positions of {first.name}; shorten it")

@@ -72,7 +72,7 @@ def needle_summary(found: Retrieval) -> Table | None:
     ]  # fmt: skip
     columns = columns_of(
         *("Arm", "Model", "Needles|integer", "Questions|integer", "Tokens|integer", "Depth"),
-        *("First-query accuracy|percent", "From|percent", "To|percent", "Interval", "Guess rate|percent"),
+        *(f"{_score_name(found).capitalize()}|percent", "From|percent", "To|percent", "Interval", "Guess rate|percent"),
         "Samples|integer",
     )
     note = (
@@ -351,9 +351,11 @@ def _needle_caption(found: Retrieval) -> str:
             "seeds, its bar their range; with one seed the bar is the Wilson 95 % interval over samples. Compare only "
             "'anywhere' with the guess rate: at depth 0 or 1, naming the first or last number is always right."
         )
+    answered = "contexts with all numbers right" if found.is_text else "first questions answered right"
+    untrained = "the row above it has the untrained model" if found.is_text else "untrained models are the lower panels"
     return (
-        "Per cent of first questions answered right, on one colour scale. The bottom row of each panel "
-        "is the guess rate of its column; untrained models, where measured, are the lower panels."
+        f"Per cent of {answered}, on one colour scale. The bottom row of each panel is the guess rate of its column; "
+        f"{untrained}, where measured."
     )
 
 
@@ -364,7 +366,7 @@ def _needle_alternative(found: Retrieval) -> str:
         if row.depth is None
     ]
     over_all = f" Anywhere: {'; '.join(words)}." if words else ""
-    return f"First-query accuracy by depth of the asked needle.{over_all}"
+    return f"{_score_name(found).capitalize()} by depth of the asked needle.{over_all}"
 
 
 def _allocation_alternative(found: Retrieval) -> str:

@@ -106,6 +106,11 @@ class Journal:
         if INPUTS not in self.known:
             self.add(INPUTS, self.inputs())
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether a part is finished."""
+        return bool(self.known.keys() - {INPUTS})
+
     def key(self, *part: Any) -> str:
         """The key of a part of this work, named by plain JSON values."""
         return hash_of([self.known[INPUTS], *part])
@@ -120,8 +125,15 @@ class Journal:
 def journal_in(output: Path, inputs: Callable[[], Mapping[str, Any]], *, resume: bool) -> Iterator[Journal]:
     """Lock the folder of a measurement: a new one or, with ``resume``, one with the same measurement.
 
+    If the input is refused, for example because a model's logits are NaN, finished parts stay.
+
     Raises:
         InputError: the folder holds something else or is in use.
     """
-    with JOURNALED.held(output, resume=resume), undone_if_refused(output):
-        yield Journal(output, inputs)
+    journal: Journal | None = None
+    with (
+        JOURNALED.held(output, resume=resume),
+        undone_if_refused(output, unless=lambda: journal is not None and journal.has_parts),
+    ):
+        journal = Journal(output, inputs)
+        yield journal

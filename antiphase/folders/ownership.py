@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -159,15 +159,20 @@ def is_in_use(folder: Path) -> bool:
 
 
 @contextmanager
-def undone_if_refused(folder: Path) -> Iterator[None]:
+def undone_if_refused(folder: Path, *, unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Remove new files from the folder if the user's input is refused, so that the corrected command starts afresh.
 
     Use it only within ``only_one`` of this folder or its parent: otherwise, new files may be another process's.
+
+    Args:
+        unless: whether there are results, which stay.
     """
     before = set(folder.iterdir()) if folder.is_dir() else None
     try:
         yield
     except InputError:
+        if unless():
+            raise
         if before is None:
             shutil.rmtree(folder, ignore_errors=True)
         elif folder.is_dir():

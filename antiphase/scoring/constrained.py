@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from antiphase.scoring.likelihood import CACHED_TOKENS, TOKENS_AT_ONCE, batches, logits_at, padded
+from antiphase.scoring.states import check_no_state
 
 Option = Sequence[int]
 """Token ids of one allowed answer."""
@@ -36,7 +37,11 @@ def choose_options(
 
     Returns:
         0-based index of the chosen option for each prompt; -1 if logits are NaN.
+
+    Raises:
+        ValueError: the model carries a state.
     """
+    check_no_state(model)
     shared = shared_beginning(prompts)
     if statistics.median(map(len, prompts)) - shared > max(shared, LONG_PROMPT):
         shared = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from antiphase.interface import REPLACEMENT_PREFIX
 from antiphase.layers.positions import count_positions
 from antiphase.ops.layer import cross_entropies
 from antiphase.scoring.division import Divide, alone
+from antiphase.scoring.states import carries_state, check_no_state
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """Takes token ids (B, L) and positions (B, P); returns greedy tokens (B, P), given all tokens before each position."""
@@ -180,7 +180,11 @@ def score_options(
         options: for each prompt, its options, each with at least one token.
         stepwise: feed an option's tokens one at a time, as in decoding. This matters if a call's own queries determine
             its sinks, since later tokens would then affect earlier ones.
+
+    Raises:
+        ValueError: the model carries a state.
     """
+    check_no_state(model)
     found: dict[int, OptionScores] = {}
     for rows in batches(prompts, TOKENS_AT_ONCE, filled=FILLED_TOKENS):
         scored = _score_batch(model, [prompts[row] for row in rows], [options[row] for row in rows], stepwise)
@@ -300,11 +304,9 @@ def generated_tokens(
 def _takes_chunks(model: PreTrainedModel) -> bool:
     """Whether the parts of a prompt may go through the model one after the other.
 
-    Models with a state instead of a key cache (LSTM, Mamba) process a prompt at once, which needs little memory.
     Changed attention, such as calibration, may depend on all queries of the prompt.
     """
-    has_cache = "past_key_values" in inspect.signature(model.forward).parameters
-    return has_cache and not model.config._attn_implementation.startswith(REPLACEMENT_PREFIX)
+    return not carries_state(model) and not model.config._attn_implementation.startswith(REPLACEMENT_PREFIX)
 
 
 class _Watch(LogitsProcessor):

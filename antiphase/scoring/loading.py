@@ -124,6 +124,11 @@ def refused_by_model(name: str, *, flag: str = "MODEL") -> Iterator[None]:
         raise InputError(f"{flag} {name}: {error}") from error
 
 
+def context_length(model: PreTrainedModel) -> int | None:
+    """The largest number of tokens that a model reads; None means no limit."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
 def digest(loaded: LoadedModel) -> str:
     """SHA-256 of everything a result depends on: all weights and buffers, the configuration, and the tokenizer.
 

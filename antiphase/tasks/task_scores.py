@@ -22,6 +22,9 @@ def score_samples(model: PreTrainedModel, samples: Sequence[Sample], *, stepwise
     """Each sample's own metric, 0 to 1: (samples,) float64 on the CPU; NaN if logits are NaN.
 
     ``stepwise``, here and below: as in ``score_options``.
+
+    Raises:
+        NonFiniteError: logits are NaN while an open answer is written.
     """
     with torch.no_grad():
         found = _scored(model, [sample for sample in samples if not sample.answers], stepwise)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings
 from antiphase.data.labelled import Row, column_of, labelled_rows
-from antiphase.data.tokenization import id_count, in_chat, last_words, tokens_after
+from antiphase.data.tokenization import in_chat, last_words, line_breaks, tokens_after
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
 from antiphase.reading.templates import UNUSABLE, Templates
@@ -47,7 +48,6 @@ def load_task(
     longest: int | None = None,
     run: RunSettings | None = None,
     chat: bool = False,
-    flag: str = "--task",
 ) -> Task:
     """Read a task file and build its prompts.
 
@@ -64,7 +64,7 @@ def load_task(
         InputError: a file, column or template cannot be used, two options have equal tokens, or a prompt is too long;
             the message names the task file and the row.
     """
-    settings, folder = read_task(path, flag=flag)
+    settings, folder = read_task(path)
     if shots is not None:
         settings.shots = shots
     try:
@@ -76,7 +76,7 @@ def load_task(
             return needles(settings, folder, tokenizer, samples or 100, seed, longest, run)
         return LabelledTask(settings, folder, tokenizer, longest, seed, chat=chat).task(samples)
     except InputError as error:
-        raise InputError(f"{flag} {path}: {error}") from None
+        raise InputError(f"--task {path}: {error}") from None
 
 
 class LabelledTask:
@@ -101,9 +101,7 @@ class LabelledTask:
         self.choices = _expression("choices", settings.choices)
         self.labels: dict[str, str] = {}
         self.tokens: dict[tuple[str, str], tuple[int, ...]] = {}
-        self.stop = tuple(
-            token for token in range(id_count(tokenizer)) if "\n" in tokenizer.decode([token])
-        ) if settings.kind == "answer" else ()  # fmt: skip
+        self.stop = line_breaks(tokenizer) if settings.kind == "answer" else ()
         self.has_own_examples = False
         """Whether examples come from rows of their own, which are never asked."""
         self._read()
@@ -132,13 +130,21 @@ class LabelledTask:
         return [self.pool[index] for index in torch.randperm(len(self.pool), generator=generator)[:count].tolist()]
 
     def asked(self, count: int | None, shown: Sequence[Row] = ()) -> list[int]:
-        """Indices of rows to ask, excluding the examples; None means all, in their order."""
+        """Indices of rows to ask; None means all, in their order.
+
+        The examples are not asked, nor, where the rows asked and shown are of one set, others with an example's text.
+        """
         numbers = list(range(len(self.rows)))
         if count is not None:
             generator = keyed_generator(self.seed, "rows", self.settings.name)
             numbers = torch.randperm(len(self.rows), generator=generator).tolist()
-        taken = set() if self.has_own_examples else {id(row) for row in shown}
-        return [number for number in numbers if id(self.rows[number]) not in taken][:count]
+        places = {row.place for row in shown}
+        texts = set() if self.has_own_examples else {self._prompt(row) for row in shown}
+        free = (
+            number for number in numbers
+            if self.rows[number].place not in places and not (texts and self._prompt(self.rows[number]) in texts)
+        )  # fmt: skip
+        return list(itertools.islice(free, count))
 
     def samples(self, asked: Sequence[int], shown: Sequence[Row]) -> list[Sample]:
         """Prompts for some rows, after examples in this order.
@@ -393,20 +399,19 @@ def load_labelled_task(
     seed: int = 0,
     longest: int | None = None,
     chat: bool = False,
-    flag: str = "--task",
 ) -> LabelledTask:
     """Load the rows and the template of a task file with labelled data; ``chat``: as for ``load_task``.
 
     Raises:
         InputError: the file cannot be used, or is of another kind.
     """
-    settings, folder = read_task(path, flag=flag)
+    settings, folder = read_task(path)
     if settings.kind in TEXT_KINDS:
-        raise InputError(f"{flag} {path}: a task with labelled rows is needed, this one is of the kind {settings.kind}")
+        raise InputError(f"--task {path}: a task with labelled rows is needed, this one is of the kind {settings.kind}")
     try:
         return LabelledTask(settings, folder, tokenizer, longest, seed, chat=chat)
     except InputError as error:
-        raise InputError(f"{flag} {path}: {error}") from None
+        raise InputError(f"--task {path}: {error}") from None
 
 
 def _listed(prompt: str, options: Sequence[str], row: Row) -> tuple[int, int] | None:

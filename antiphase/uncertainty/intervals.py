@@ -60,8 +60,8 @@ def slope_interval(points: Sequence[tuple[float, float]]) -> tuple[float, tuple[
     return float(fitted.slope), (float(fitted.slope) - half, float(fitted.slope) + half)
 
 
-def area_interval(area: float, positive: int, negative: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Interval of the area under a curve (AUC): all areas whose standard error reaches the one that was found.
+def area_interval(area: float, positive: int, negative: int) -> tuple[float, float]:
+    """95 % interval of the area under a curve (AUC): all areas whose standard error reaches the one that was found.
 
     The standard error is Hanley and McNeil's (1982), which takes the samples as independent. As in Wilson's interval it
     is that of the limit and not of ``area``, so that the interval has a positive width even at 1 (Newcombe 2006).
@@ -69,7 +69,7 @@ def area_interval(area: float, positive: int, negative: int, confidence: float =
     Args:
         positive, negative: number of samples of each kind, at least one.
     """
-    z = float(stats.norm.ppf((1 + confidence) / 2))
+    z = float(stats.norm.ppf(0.975))
 
     def is_outside(limit: float) -> bool:
         above, below = limit / (2 - limit) - limit**2, 2 * limit**2 / (1 + limit) - limit**2

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import antiphase
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
-from antiphase.evaluations.harness import PAPER_TASKS, HarnessSettings, measure
+from antiphase.evaluations.harness import PAPER_TASKS, HarnessSettings, MeasuredTask, measure
 from antiphase.evaluations.harness.presentation import PUBLISHED_MODELS, PUBLISHED_PAIR, SEVEN
 from antiphase.evaluations.running import evaluate
 from antiphase.records import Record, finite
@@ -196,6 +196,18 @@ def test_the_papers_rows_have_the_papers_averages():
     published = [*PUBLISHED_MODELS.values(), *PUBLISHED_PAIR[0], *PUBLISHED_PAIR[5]]
     for numbers, average in zip(published, AVERAGES, strict=True):
         assert sum(numbers) / 7 == pytest.approx(average, abs=0.06)
+
+
+def test_a_task_that_fixes_its_examples_is_not_compared_with_itself():
+    def row(shots, scores):
+        return MeasuredTask(
+            task="t", version=None, shots=shots, samples=2, cut=0.0, metric="acc", metrics={}, scores=scores,
+            guess_rate=None, constant_rate=None,
+        )  # fmt: skip
+
+    rows = measure._compared([("a", row(0, [1.0, 0.0]))] * 2 + [("b", row(0, [1.0, 1.0]))] * 2)
+    assert [one.model for one in rows] == ["a", "b"]
+    assert (rows[0].difference, rows[1].difference.value) == (None, 0.5)
 
 
 def test_the_papers_numbers_stand_beside_its_tasks(folder):

@@ -10,7 +10,7 @@ from antiphase.errors import InputError
 from antiphase.evaluations import inputs
 from antiphase.evaluations.inputs import model_content, task_content
 from antiphase.folders.contents import hash_of
-from antiphase.folders.journal import INPUTS, JOURNAL, Journal, append_line, read_lines
+from antiphase.folders.journal import INPUTS, JOURNAL, Journal, append_line, journal_in, read_lines
 
 
 @pytest.mark.parametrize("torn", [b'{"key": "b", "ro', b"{", b'{"key": "b", "rows": []}', b"\xc3"])
@@ -146,3 +146,21 @@ def test_fields_of_a_task_that_enter_its_digest(tmp_path):
     (tmp_path / "rows").unlink()
     with pytest.raises(InputError, match=r"--task .*task\.yaml: data .*rows"):
         task_content([str(task)])
+
+
+def test_a_refusal_in_the_middle_leaves_finished_parts_and_one_before_leaves_nothing(tmp_path):
+    """A second model's logits may turn out to be NaN after hours on the first."""
+
+    def work(*, parts):
+        with journal_in(tmp_path / "out", lambda: {"the measurement": "m"}, resume=True) as journal:
+            journal.begin()
+            for part in range(parts):
+                journal.add(journal.key(part), [part])
+            raise InputError("its logits are NaN")
+
+    with pytest.raises(InputError, match="NaN"):
+        work(parts=0)
+    assert not (tmp_path / "out" / JOURNAL).exists()
+    with pytest.raises(InputError, match="NaN"):
+        work(parts=2)
+    assert len(read_lines(tmp_path / "out" / JOURNAL, "key", "rows")) == 3

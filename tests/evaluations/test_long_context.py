@@ -44,7 +44,7 @@ def test_the_curve_is_the_mean_up_to_each_position(tiny_model):
 class Copier(torch.nn.Module):
     """Stands for a model with perfect memory: a token seen before in the sequence is certain, others are guessed."""
 
-    device, config = torch.device("cpu"), None
+    device, config, _is_stateful = torch.device("cpu"), None, False
 
     def __init__(self, remembers):
         super().__init__()

@@ -212,6 +212,26 @@ def test_unsuitable_models_are_refused_before_anything_is_measured(tmp_path, mak
         evaluate(request("allocation", [ours], book, needles=[1, 2]), tmp_path / "out")
 
 
+def test_a_further_model_of_the_task_must_read_contexts_as_long(tmp_path, tiny_preset):
+    for name, length in (("long", 64), ("short", 48)):
+        changes = ["training.steps=1", f"data.sequence_length={length}", "data.needles=2", "data.queries=1"]
+        train_run(load_preset(str(tiny_preset), changes).run, tmp_path / name, resume=False)
+    names = [str(tmp_path / "long"), str(tmp_path / "short")]
+    with pytest.raises(InputError, match=r"--length 64 is longer than the 48 positions of .*short; shorten it"):
+        evaluate(asked("needles", names), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_is_asked_through_its_template_only_in_contexts_that_fit(tmp_path, make, book, text_tokenizer):
+    """The template's tokens come on top; shorter cells are not measured before a longer one is refused."""
+    text_tokenizer.chat_template = "{% for m in messages %}{{ m.content * 1 }} and the answer is: {% endfor %}"
+    model = make("chat", positions=LENGTH)
+    text_tokenizer.chat_template = None
+    with pytest.raises(InputError, match=rf"MODEL .*chat reads {LENGTH} tokens, and a context with its output has"):
+        evaluate(request("needles", [model], book, lengths=[200, LENGTH], chat_template=True), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_models_that_carry_a_state_are_asked_and_not_looked_into(tmp_path, book, text_tokenizer, monkeypatch):
     monkeypatch.setattr(likelihood, "CHUNK", 50)  # they read even a long prompt whole
     words = {"vocab_size": len(text_tokenizer), "hidden_size": 16, "num_hidden_layers": 1}

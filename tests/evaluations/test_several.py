@@ -98,11 +98,33 @@ def test_a_model_that_has_changed_is_not_measured_further(two, tmp_path, monkeyp
         measure.evaluate(asked, tmp_path / "all", resume=True)
 
 
+def test_text_and_tasks_that_have_changed_are_not_measured_further(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(measure, "run_tasks", lambda tasks, pool: (_ for _ in ()).throw(Interrupted("stopped")))
+    (tmp_path / "text.txt").write_text("one")
+    (tmp_path / "rows.all").write_text("0 bad\n1 good\n")
+    task = tmp_path / "task.yaml"
+    task.write_text("template: cr\ndata: rows.all\n")
+    asked = SeveralSettings(
+        models=two, measurements=("perplexity", "many-shot"), paths=[str(tmp_path / "text.txt")],
+        changes=[f"many-shot.task={task}"],
+    )  # fmt: skip
+    with pytest.raises(Interrupted):
+        measure.evaluate(asked, tmp_path / "all")
+    for name, content in (("text.txt", "one"), ("rows.all", "0 bad\n1 good\n")):
+        (tmp_path / name).write_text("1 other\n")
+        with pytest.raises(InputError, match=r"the files in .* have changed since this work began"):
+            measure.evaluate(asked, tmp_path / "all", resume=True)
+        (tmp_path / name).write_text(content)
+    with pytest.raises(Interrupted):
+        measure.evaluate(asked, tmp_path / "all", resume=True)
+
+
 def test_every_file_that_is_read_must_be_seen_where_measurements_run(two, tmp_path, monkeypatch):
     """Those of ``--set`` too; what is no file there is not asked for."""
     task, second = tmp_path / "a task.yaml", tmp_path / "b.yaml"
-    for path in (task, second, tmp_path / "text.txt"):
-        path.write_text("")
+    (tmp_path / "text.txt").write_text("0 word\n")
+    for path in (task, second):
+        path.write_text("template: cr\ndata: text.txt\n")
     asked = []
 
     class Executor:

@@ -40,9 +40,7 @@ def test_other_claims_than_those_of_the_settings_are_refused(tmp_path):
     tree = json.loads(path.read_text())
     for other in ([], [{**CLAIMS[0], "better": "higher"}]):
         path.write_text(json.dumps({**tree, "claims": other}))
-        with pytest.raises(
-            InputError, match=r"not the claims that follow from the settings; restore"
-        ):
+        with pytest.raises(InputError, match=r"not the claims that follow from the settings; restore"):
             registered(tmp_path, claims=CLAIMS)
 
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 import yaml
 from tokenizers.processors import TemplateProcessing
+from transformers import LlamaConfig
 
 from antiphase.data.tokenization import END, train_tokenizer
 from antiphase.errors import InputError
 from antiphase.studies.calibrate.measuring import hash_of_sample
 from antiphase.tasks.task_files import template_names
 from antiphase.tasks.task_scores import exact_match, f1, log_probabilities, probabilities, score_samples
-from antiphase.tasks.tasks import load_task
+from antiphase.tasks.tasks import load_labelled_task, load_task
 from support.models import alone
 
 
@@ -158,6 +159,22 @@ def test_examples_are_the_same_for_all_and_are_not_asked(tmp_path, tokenizer):
     assert "\n\n" not in tokenizer.decode(few.samples[0].prompt)
 
 
+@pytest.mark.parametrize("demonstrations", [False, True])
+def test_copies_of_the_examples_are_not_asked(tmp_path, tokenizer, demonstrations):
+    """A model that copies would be right there; rows are the same ones, too, if both keys name one file."""
+    rows = "".join(f"{i % 2} word{i % 5}\n" for i in range(20))
+    tree = {"template": "cr", "data": data(tmp_path, "c.all", rows), "shots": 3}
+    if demonstrations:
+        tree["demonstrations"] = tree["data"]
+    task = load_labelled_task(written(tmp_path, tree), tokenizer)
+    shown = task.examples(3)
+    asked = [task.rows[number] for number in task.asked(None, shown)]
+    assert not {row.place for row in shown} & {row.place for row in asked}
+    if not demonstrations:  # examples of their own may deliberately have the texts that are asked
+        assert not {str(row.values) for row in shown} & {str(row.values) for row in asked}
+    assert asked
+
+
 @pytest.mark.parametrize(
     ("tree", "said"),
     [
@@ -208,6 +225,8 @@ class System:
     """Writes what ``says(prompt)`` gives, whatever it has read since; its score on a task is known."""
 
     device = torch.device("cpu")
+    config = LlamaConfig(num_hidden_layers=1)
+    _is_stateful = False
 
     def __init__(self, says, vocabulary):
         self.says, self.vocabulary = says, vocabulary

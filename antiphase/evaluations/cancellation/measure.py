@@ -158,13 +158,12 @@ class _Layer:
 
     def heads(self) -> list[dict[str, float | None]]:
         means = {name: self.mean(name) for name in _BY_HEAD}
-        count = len(next(value for value in means.values() if value is not None))
         return [
             {
                 name: None if value is None or head >= len(value) else _number(value[head])
                 for name, value in means.items()
             }
-            for head in range(max(count, *(0 if value is None else len(value) for value in means.values())))
+            for head in range(max(0 if value is None else len(value) for value in means.values()))
         ]
 
 

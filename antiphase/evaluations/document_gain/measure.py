@@ -17,13 +17,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.data.corpora import fingerprint
-from antiphase.data.tokenization import check_chat_template, prompt_tokens, tokens_after
+from antiphase.data.tokenization import check_chat_template, in_chat, prompt_tokens, tokens_after
 from antiphase.errors import InputError, NonFiniteError
 from antiphase.evaluations.document_gain import DocumentGain, DocumentGainSettings, Gain
 from antiphase.evaluations.hallucination.items import Item, Prompted, draw, load_items
 from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.scoring.likelihood import score_options
-from antiphase.scoring.loading import LoadedModel
+from antiphase.scoring.loading import LoadedModel, context_length
 from antiphase.uncertainty.intervals import mean_interval, wilson_interval
 
 SPARE = 4
@@ -107,7 +107,7 @@ def _prepared(
     *,
     chat: bool,
 ) -> dict[str, Scored]:
-    reads = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    reads = context_length(model)
     found = {}
     for name, items in data.items():
         # The question and the reference of any row must fit beside the document of any other
@@ -144,8 +144,9 @@ def other_documents(name: str, drawn: Prompted) -> list[Item]:
 
 
 def reference_tokens(tokenizer: PreTrainedTokenizerBase, item: Item, *, chat: bool) -> tuple[int, ...]:
-    """Token ids of an item's first reference after its prompt; the chat template ends a line before it."""
-    return tokens_after(tokenizer, "\n" if chat else item.prompt, ("" if chat else " ") + item.references[0])
+    """Token ids of an item's first reference after its prompt, in the chat template without a space between them."""
+    prompt = in_chat(tokenizer, item.prompt) if chat else item.prompt
+    return tokens_after(tokenizer, prompt, ("" if chat else " ") + item.references[0])
 
 
 def _measured(model: PreTrainedModel, scored: Mapping[str, Scored], parts: Parts) -> DocumentGain:

@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from antiphase.data.labelled import Row, labelled_rows
-from antiphase.data.tokenization import id_count, prompt_tokens
+from antiphase.data.tokenization import line_breaks, prompt_tokens
 from antiphase.errors import InputError
 from antiphase.evaluations.hallucination import MODEL, WRONG, SystemScore
 from antiphase.evaluations.hallucination.grounding import (
@@ -88,13 +88,13 @@ class Item:
         )
 
 
-def load_items(path: str, *, flag: str = "--data") -> list[Item]:
+def load_items(path: str) -> list[Item]:
     """Load the rows of a labelled file: documents with a summary, or contexts with a question and its answers.
 
     Raises:
         InputError: a column is missing or empty; the message names the row.
     """
-    return [_item(row) for row in labelled_rows(path, flag=flag)]
+    return [_item(row) for row in labelled_rows(path, flag="--data")]
 
 
 def _item(row: Row) -> Item:
@@ -182,8 +182,7 @@ def write(loaded: LoadedModel, prompts: Sequence[Sequence[int]], *, longest: int
         ValueError: logits are NaN.
     """
     tokenizer = loaded.tokenizer
-    stop = [token for token in range(id_count(tokenizer)) if "\n" in tokenizer.decode([token])]
-    written = generated_tokens(loaded.model, prompts, longest=longest, stop=stop)
+    written = generated_tokens(loaded.model, prompts, longest=longest, stop=line_breaks(tokenizer))
     return [tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in written]
 
 

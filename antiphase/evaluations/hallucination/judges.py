@@ -14,12 +14,12 @@ from typing import Protocol
 
 import torch
 
-from antiphase.data.tokenization import prompt_tokens, tokens_after
+from antiphase.data.tokenization import in_chat, prompt_tokens, tokens_after
 from antiphase.errors import NonFiniteError
 from antiphase.evaluations.hallucination import JudgeControl
 from antiphase.reading.endpoints import ChatEndpoint
 from antiphase.scoring.likelihood import score_options
-from antiphase.scoring.loading import LoadedModel
+from antiphase.scoring.loading import LoadedModel, context_length
 from antiphase.tasks.priors import area_under_curve
 from antiphase.uncertainty.intervals import area_interval, wilson_interval
 
@@ -100,7 +100,7 @@ class LocalJudge:
         Raises:
             NonFiniteError: the log-probabilities are not finite.
         """
-        reads = getattr(self.loaded.model.config.get_text_config(), "max_position_embeddings", None)
+        reads = context_length(self.loaded.model)
         for start in range(0, len(questions), AT_ONCE):
             asked = [self._tokens(question) for question in questions[start : start + AT_ONCE]]
             sizes = [len(prompt) + max(map(len, options)) for prompt, options in asked]
@@ -131,7 +131,7 @@ class LocalJudge:
             prompt = f"{question}\n\nAnswer:"
             options = [tokens_after(tokenizer, prompt, f" {answer}") for answer in (YES, NO)]
             return prompt_tokens(tokenizer, prompt), options
-        options = [tokens_after(tokenizer, "\n", answer) for answer in (YES, NO)]
+        options = [tokens_after(tokenizer, in_chat(tokenizer, question), answer) for answer in (YES, NO)]
         return prompt_tokens(tokenizer, question, chat=True), options
 
 

@@ -38,11 +38,20 @@ from antiphase.evaluations.hallucination.items import (
     wrong_references,
 )
 from antiphase.evaluations.hallucination.judges import Answer, EndpointJudge, Judge, LocalJudge, judge_control, verdict
+from antiphase.evaluations.parts import silent
 from antiphase.folders.contents import hash_of
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Resumable
 from antiphase.records import Record, write_atomically
-from antiphase.scoring.loading import LoadedModel, digest, load_model, origins, refused_by_model, wrap_model
+from antiphase.scoring.loading import (
+    LoadedModel,
+    context_length,
+    digest,
+    load_model,
+    origins,
+    refused_by_model,
+    wrap_model,
+)
 from antiphase.training.device import loading_options
 
 OUTPUTS, VERDICTS, ANSWERS = "outputs.jsonl", "verdicts.jsonl", "answers.jsonl"
@@ -54,10 +63,6 @@ NONSENSE = "neither yes nor no"
 
 Report = Callable[[float, int], None]
 """Called with the number of finished texts and the total."""
-
-
-def silent(done: float, count: int) -> None:
-    """A report that does nothing."""
 
 
 def evaluate(
@@ -246,7 +251,7 @@ def _drawn(
     *,
     chat: bool = False,
 ) -> dict[str, Prompted]:
-    reads = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    reads = context_length(loaded.model)
     room = None if reads is None else reads - longest
     return {
         name: draw(items, loaded.tokenizer, name=name, samples=samples, seed=seed, room=room, chat=chat)

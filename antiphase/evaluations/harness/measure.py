@@ -177,10 +177,17 @@ def _later(report: Callable[[float, int], None], done: int, count: int) -> Calla
 
 
 def _compared(rows: Sequence[tuple[str, MeasuredTask]]) -> list[TaskScore]:
-    """The rows without scores of single samples, with the mean difference from the first model on the same samples."""
+    """The rows without scores of single samples, with the mean difference from the first model on the same samples.
+
+    A task that fixes its number of examples has one row for a model, however many numbers were asked for.
+    """
     first: dict[tuple[str, int], list[float]] = {}
     found = []
+    known = set()
     for model, row in rows:
+        if (model, row.task, row.shots) in known:
+            continue
+        known.add((model, row.task, row.shots))
         base = first.setdefault((row.task, row.shots), row.scores)
         paired = [own - other for own, other in zip(row.scores, base, strict=True)] if base is not row.scores else []
         difference = None

@@ -64,7 +64,7 @@ def downstream(record: Record) -> Table | None:
     note = "Accuracy; of HellaSwag, as in the paper, by length of the choices (acc_norm)."
     others = {row.task: row.metric for row in rows if row.metric not in ("acc", "acc_norm")}
     if others:
-        note = f"Accuracy, but {', '.join(f'{metric} of {task}' for task, metric in others.items())}."
+        note += f" Other measures: {', '.join(f'{metric} of {task}' for task, metric in others.items())}."
     limit = record.config.get("limit")
     if limit is not None:
         note += f" Only {limit:g} rows of each task." if limit >= 1 else f" Only {100 * limit:g} % of each task's rows."

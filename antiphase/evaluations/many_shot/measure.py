@@ -24,7 +24,7 @@ from antiphase.evaluations.many_shot import AtShots, ManyShot, ManyShotSettings,
 from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.randomness import keyed_generator
 from antiphase.scoring.constrained import choose_options
-from antiphase.scoring.loading import LoadedModel
+from antiphase.scoring.loading import LoadedModel, context_length
 from antiphase.tasks.samples import Sample
 from antiphase.tasks.tasks import LabelledTask, LongPromptError, load_labelled_task
 from antiphase.uncertainty.intervals import wilson_interval
@@ -53,7 +53,7 @@ def prepare(
     """
     if settings.chat_template:
         check_chat_template(loaded.tokenizer, f"MODEL {loaded.name}")
-    longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = context_length(loaded.model)
     found: dict[str, RequestedTask] = {}
     for path in settings.tasks:
         task = load_labelled_task(
@@ -90,15 +90,21 @@ def measure(
 ) -> ManyShot:
     """Measure every task with every number of examples for which there are rows."""
     found: dict[str, TaskShots] = {}
-    for name, asked in tasks.items():
+    for place, (name, asked) in enumerate(tasks.items()):
+        own_parts = replace(parts, report=partial(_later, parts.report, place, len(tasks)))
         most = _most_examples(settings, asked.task)
         with naming_task(asked.path):
             own = many_shot(
                 loaded.model, asked.task, shots=[count for count in settings.shots if count <= most],
-                samples=settings.samples, orders=settings.orders, seed=settings.seed, parts=parts,
+                samples=settings.samples, orders=settings.orders, seed=settings.seed, parts=own_parts,
             )  # fmt: skip
         found[name] = replace(own.tasks[name], too_few_rows=[count for count in settings.shots if count > most])
     return ManyShot(found)
+
+
+def _later(report: Callable[[float, int], None], before: int, tasks: int, done: float, count: int) -> None:
+    """Report the finished share of a task that follows ``before`` of ``tasks`` tasks."""
+    report(before + done / count, tasks)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from antiphase.evaluations.probe import ByPosition, Figures, HeadFigures, Probe,
 from antiphase.ops.statistics import SinkBaselines, sink_baselines
 from antiphase.probing.statistics import AttentionStatistics, attention_statistics
 from antiphase.scoring.likelihood import TOKENS_AT_ONCE
-from antiphase.scoring.loading import LoadedModel
+from antiphase.scoring.loading import LoadedModel, context_length
 
 BINS = 256
 """Largest number of columns in the map of positions; in longer sequences, columns contain several positions."""
@@ -40,7 +40,7 @@ def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Cal
     Raises:
         InputError: the text or the length cannot be used.
     """
-    longest = getattr(loaded.model.config, "max_position_embeddings", None)
+    longest = context_length(loaded.model)
     if longest is not None and settings.length > longest:
         raise InputError(
             f"--length {settings.length} is longer than the {longest} positions of {settings.name}; shorten it"

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from antiphase.errors import InputError, nearest
-from antiphase.evaluations.inputs import model_content
+from antiphase.evaluations.inputs import model_content, task_content
 from antiphase.evaluations.several import Measured, Several, SeveralSettings
 from antiphase.execution.choice import executor_of
 from antiphase.execution.executor import Command
 from antiphase.execution.queue import run_tasks
 from antiphase.flags import flags_of, words_of
+from antiphase.folders.contents import digest_of
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
 from antiphase.reading.files import parse_yaml
@@ -52,8 +53,9 @@ def evaluate(
             tasks = planned(settings, output, report)
             for model in settings.models:
                 read_config(model, flag="MODEL")
-            models = {f"the files of {model}": model_content(model) for model in settings.models}
-            work.begin(models, {name: f"{name} have changed" for name in models})
+            read = {f"the files of {model}": model_content(model) for model in settings.models}
+            read |= {f"the files in {path}": _content(path) for path in _paths(settings) if path not in settings.models}
+            work.begin(read, {name: f"{name} have changed" for name in read})
             try:
                 _run([task for task in tasks if not task.is_done()], settings, output, say)
             except InputError as error:
@@ -83,6 +85,14 @@ def _paths(settings: SeveralSettings) -> list[str]:
     values = [change.partition("=")[2] for change in settings.changes]
     given = [*settings.models, *settings.paths, *values, *(one for value in values for one in value.split(","))]
     return [path for path in dict.fromkeys(given) if os.path.exists(path)]
+
+
+def _content(path: str) -> str:
+    """Digest of a file, or of all files in a folder; of a task, with the data that it names."""
+    if Path(path).suffix in (".yaml", ".yml"):
+        return task_content([path])["what --task names"]
+    files = sorted(one for one in Path(path).rglob("*") if one.is_file()) if os.path.isdir(path) else [Path(path)]
+    return digest_of(files)
 
 
 def finished(tasks: Sequence[Evaluation]) -> Several:

@@ -24,7 +24,7 @@ from antiphase.evaluations.result import Result
 from antiphase.folders.contents import hash_of
 from antiphase.folders.work import Work
 from antiphase.records import Record, finite
-from antiphase.scoring.loading import LoadedModel, load_model, origins
+from antiphase.scoring.loading import LoadedModel, context_length, load_model, origins
 from antiphase.studies.calibrate.settings import ChoiceSettings, TaskSettings
 from antiphase.tasks.samples import Sample, Task
 from antiphase.tasks.task_scores import probabilities, score_samples
@@ -59,7 +59,7 @@ def load_tasks(settings: TaskSettings, loaded: LoadedModel) -> dict[str, Task]:
     """
     if settings.chat_template:
         check_chat_template(loaded.tokenizer, f"MODEL {loaded.name}")
-    longest = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = context_length(loaded.model)
     found: dict[str, Task] = {}
     for path in settings.tasks:
         task = load_task(

@@ -18,7 +18,7 @@ from antiphase.map_codes import encode
 from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
 from antiphase.records import Record
-from antiphase.scoring.loading import LoadedModel, load_model, origins, refused_by_model
+from antiphase.scoring.loading import LoadedModel, context_length, load_model, origins, refused_by_model
 from antiphase.training.device import loading_options
 from antiphase.viewer.look import (
     LONGEST,
@@ -97,7 +97,7 @@ def _encoded(loaded: LoadedModel, request: LookSettings, flag: str, entries: int
     text = request.text if flag == "--text" else request.target
     side = "text" if flag == "--text" else "text_target"
     ids: Tensor = loaded.tokenizer(**{side: text}, return_tensors="pt")["input_ids"]
-    _check_length(flag, ids.shape[1], request, getattr(loaded.model.config, "max_position_embeddings", None))
+    _check_length(flag, ids.shape[1], request, context_length(loaded.model))
     if set(ids[0].tolist()) <= set(loaded.tokenizer.all_special_ids):  # padding stands for unknown symbols
         raise InputError(f"{flag} holds no word that {request.name} knows; give words of its own vocabulary")
     known = entries or getattr(loaded.model.config, "vocab_size", None)

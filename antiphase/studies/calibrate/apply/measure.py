@@ -20,7 +20,7 @@ from antiphase.errors import InputError
 from antiphase.folders.ownership import new_folder
 from antiphase.records import Record
 from antiphase.scoring.likelihood import generated_tokens
-from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model
+from antiphase.scoring.loading import LoadedModel, context_length, load_model, refused_by_model
 from antiphase.studies.calibrate.apply import Apply, ApplySettings
 from antiphase.studies.calibrate.cells import cell_of, scored
 from antiphase.studies.calibrate.measuring import (
@@ -118,7 +118,7 @@ def _continued(loaded: LoadedModel, plan: CalibrationPlan, text: str, settings: 
     ids = [prompt_tokens(loaded.tokenizer, text, chat=settings.chat_template)]
     if not ids[0]:
         raise InputError("--text must not be empty")
-    limit = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None)
+    limit = context_length(loaded.model)
     if limit is not None and len(ids[0]) + longest > limit:
         raise InputError(
             f"--text: {len(ids[0])} tokens and --max-new-tokens {longest} are more than the {limit} it can read"
