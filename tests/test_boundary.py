@@ -22,6 +22,7 @@ from antiphase.folders.work import work_in
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.reading import files
+from antiphase.reading.failures import asking_hub
 from antiphase.reading.files import BYTE_ORDER_MARK, lines, read_text, whole_text
 from antiphase.reading.models import read_model
 from antiphase.records import Record
@@ -368,3 +369,8 @@ def test_special_tokens_beyond_the_embedding_are_accepted(saved):
     tokenizer.save_pretrained(folder)
     loaded = load_model(str(folder))
     assert len(loaded.tokenizer) > loaded.model.get_input_embeddings().num_embeddings
+
+
+def test_a_model_of_the_hub_that_is_refused_is_not_reported_as_missing():
+    with pytest.raises(InputError, match=r"^MODEL a/b: too many layers$"), asking_hub("a/b", "MODEL"):
+        raise InputError("MODEL a/b: too many layers")

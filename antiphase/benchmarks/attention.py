@@ -271,7 +271,11 @@ def _under(condition: Condition, clock: _Clock, suite: Suite, case: Case) -> lis
     clock.say(condition.words)
     with condition.holds():
         rows = clock.compared(suite, case, subject, chosen)["rows"]
-    return [{**row, **condition.described()} for row in rows]
+    # the machine's rate of products was not measured under this condition
+    shares = ("share_of_product_rate", "baseline_share_of_product_rate")
+    return [
+        {**{key: value for key, value in row.items() if key not in shares}, **condition.described()} for row in rows
+    ]
 
 
 def _memory(case: Case, schemes: Sequence[Scheme], seed: int) -> list[dict[str, Any]]:

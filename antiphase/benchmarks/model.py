@@ -215,7 +215,7 @@ def _calls(
 
 def models_of(seed: int, setting: Setting, device: str) -> dict[str, PreTrainedModel]:
     """Models of equal size; V2 has as many maps and half as many key-value heads, its own default."""
-    sizes = {**setting.sizes, "max_position_embeddings": max(setting.lengths) + NEW_TOKENS}
+    sizes = {**setting.sizes, "max_position_embeddings": max(setting.lengths, default=0) + NEW_TOKENS}
     with torch.random.fork_rng(devices=[]):  # transformers draws initial weights from the global generator
         torch.manual_seed(seed)
         models: dict[str, PreTrainedModel] = {

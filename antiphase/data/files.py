@@ -63,6 +63,11 @@ class HubDataset:
     config: str | None
     split: str
 
+    @property
+    def part(self) -> tuple[str, str | None, str]:
+        """What is read, however it was written."""
+        return self.name, self.config, self.split
+
 
 # ------------------------------------------------------------------------------------------ finding
 
@@ -109,8 +114,9 @@ def _folder(given: str, folder: Path, flag: str) -> Files:
         place = f"{flag} {error.filename}"
         raise InputError(f"{place}: the folder cannot be read ({error.strerror}); check its permissions")
 
-    for place, names, files in os.walk(folder, onerror=refuse):
-        names[:] = [name for name in names if not name.startswith(".")]
+    seen = {os.path.realpath(folder)}
+    for place, names, files in os.walk(folder, onerror=refuse, followlinks=True):
+        names[:] = [name for name in sorted(names) if not name.startswith(".") and _is_new(Path(place, name), seen)]
         for name in files:
             path = Path(place, name)
             if name.startswith("."):
@@ -129,6 +135,14 @@ def _folder(given: str, folder: Path, flag: str) -> Files:
         first = min(skipped)
         logger.warning("%s %s: left out %d files that are not text, such as %s", flag, given, len(skipped), first)
     return Files(given, tuple(sorted(entries, key=lambda entry: entry[0].split("/"))))
+
+
+def _is_new(folder: Path, seen: set[str]) -> bool:
+    """Whether a folder, which may be a link, was not seen before; it is then added to those seen."""
+    real = os.path.realpath(folder)
+    is_new = real not in seen
+    seen.add(real)
+    return is_new
 
 
 def kind_of(path: Path) -> str | None:

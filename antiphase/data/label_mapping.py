@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from antiphase.data.retrieval import opening_of
+
 WORDS = (
     "apple", "barn", "bell", "boat", "bread", "bridge", "candle", "chair", "cloud", "coat", "corn", "cow",
     "cup", "door", "drum", "farm", "fish", "flag", "flower", "forest", "gate", "glass", "goat", "hammer",
@@ -30,8 +32,7 @@ class LabelMapping:
         self, tokenizer: PreTrainedTokenizerBase, *, sequence_length: int, words: int = 8, labels: int = 4
     ) -> None:
         self.sequence_length, self.words, self.labels = sequence_length, words, labels
-        opening = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-        self.opening = [] if opening is None else [opening]
+        self.opening = opening_of(tokenizer)
         self.lines = {
             (word, label): tokenizer.encode(example(word, label), add_special_tokens=False)
             for word in WORDS

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.config import DataSettings
-from antiphase.data.files import Files, sources
+from antiphase.data.files import Files, HubDataset, sources
 from antiphase.data.label_mapping import LabelMapping, label_page
 from antiphase.data.packing import PackedTokens, pack
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage, needle_page, question
@@ -121,7 +121,7 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
     if settings.source == "synthetic":
         data = PreparedData(settings, symbol_tokenizer(symbols(settings)), None, None)
     else:
-        _check_held_out(settings.paths, settings.validation)
+        check_held_out(settings.paths, settings.validation)
         if settings.cache:
             cache = Path(settings.cache)
             if cache.exists() and not is_cache(cache):
@@ -193,7 +193,7 @@ def check_task(task: RetrievalTask) -> None:
     task.sample(1, keyed_generator("check"))
 
 
-def _check_held_out(paths: list[str], validation: list[str]) -> None:
+def check_held_out(paths: list[str], validation: list[str]) -> None:
     """Check that no text is used for both training and validation.
 
     Raises:
@@ -207,6 +207,13 @@ def _check_held_out(paths: list[str], validation: list[str]) -> None:
                     f"--validation {held_out} overlaps with --data {path}: text that is trained on is not held out; "
                     "give other text, or omit --validation to hold out a share"
                 )
+    trained = {source.part for source in sources(paths, "--data") if isinstance(source, HubDataset)} if paths else set()
+    for source in sources(validation, "--validation") if validation else ():
+        if isinstance(source, HubDataset) and source.part in trained:
+            raise InputError(
+                f"--validation {source.given} is the part of the dataset that --data names: text that is trained on is "
+                "not held out; name another split"
+            )
     if copies := _copies(_files(paths, "--data"), _files(validation, "--validation")):
         others = f" (and {len(copies) - 1} more)" if len(copies) > 1 else ""
         raise InputError(

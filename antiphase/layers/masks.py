@@ -17,13 +17,14 @@ def visible_keys(
 ) -> tuple[Tensor | None, bool, int | None]:
     """A boolean mask, whether causality must still be applied, and the window that must still be applied.
 
-    A mask with a row per query already includes both. The window w of a layer that is not causal lets query i see key
-    j if |i - j| < w, as in transformers' flash attention; it becomes part of the mask.
+    A mask with a row per query already includes both, except that a single query may have a mask of padding alone: of
+    the keys that it shows, the window leaves the last ones. The window w of a layer that is not causal lets query i see
+    key j if |i - j| < w, as in transformers' flash attention; it becomes part of the mask.
     """
     mask = None if attention_mask is None else boolean_mask(attention_mask)
     queries, keys = query.shape[2], key.shape[2]
-    if carries_positions(mask, queries):
-        return mask, False, None
+    if mask is not None and carries_positions(mask, queries):
+        return mask if queries > 1 or window is None else last_visible(mask, window), False, None
     if layer_is_causal(module, attention_mask):
         return mask, queries > 1, window
     if window is None or window >= max(queries, keys):
@@ -53,6 +54,11 @@ def carries_positions(mask: Tensor | None, queries: int) -> bool:
     window can be counted from the end of the keys.
     """
     return mask is not None and mask.shape[-2] == queries
+
+
+def last_visible(mask: Tensor, count: int) -> Tensor:
+    """A mask (..., M) in which only the last ``count`` visible keys of each row stay visible."""
+    return mask & (mask.flip(-1).cumsum(-1).flip(-1) <= count)
 
 
 def boolean_mask(mask: Tensor | BlockMask) -> Tensor:

@@ -29,11 +29,17 @@ from antiphase.interface import (
     INSIDE_EAGER,
     REPLACEMENT_PREFIX,
     antiphase_mask,
-    heads_inside,
     refuse_continuous_batching,
 )
 from antiphase.layers.differential import DifferentialHeads
-from antiphase.layers.functions import join_halves, refuse_mixed_texts, refuse_unknown, split_halves, warn_of_weights
+from antiphase.layers.functions import (
+    differential_output,
+    join_halves,
+    refuse_mixed_texts,
+    refuse_unknown,
+    split_halves,
+    warn_of_weights,
+)
 from antiphase.layers.masks import visible_keys
 from antiphase.models.portable import refuse_portable
 from antiphase.models.registration import register_causal_name
@@ -79,9 +85,9 @@ def attention_inside(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
     )  # fmt: skip
     if out is None:
-        out, _ = heads_inside(
-            module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window
-        )  # fmt: skip
+        out = differential_output(
+            query, key, value, heads(), mask, halves=2, is_causal=is_causal, sliding_window=window, scaling=scaling
+        )
         out = heads.finish(out)
     return split_halves(out.to(query.dtype)), None
 

@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedConfig
 
 from antiphase.errors import InputError, nearest
 from antiphase.layers.marks import writes_residual
@@ -74,3 +75,9 @@ def linear_distribution(config: Any, layer: nn.Linear) -> tuple[str, float]:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def padding_token(config: PreTrainedConfig) -> int | None:
+    """The token whose embedding is not trained: that of padding, unless it also begins or ends texts."""
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    return None if config.pad_token_id in (config.bos_token_id, *ends) else config.pad_token_id

@@ -34,7 +34,7 @@ from antiphase.models.model_card import write_model_card
 from antiphase.models.packing import check_packing
 from antiphase.models.portable import make_portable
 from antiphase.models.pretrained import AttendingPreTrainedModel
-from antiphase.models.start import embedding_std, linear_distribution
+from antiphase.models.start import embedding_std, linear_distribution, padding_token
 
 MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
 
@@ -121,7 +121,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
 
     def __init__(self, config: AntiphaseConfig) -> None:
         super().__init__(config)
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, padding_token(config))
         self.layers = nn.ModuleList(Block(config, index) for index in range(config.num_hidden_layers))
         self.norm = NORMS[config.norm_type](config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = GPTNeoXRotaryEmbedding(config=config)

@@ -119,7 +119,8 @@ def differential_attention(
             CUDA devices, d up to 128 and dv up to 256, half precision or fp32; tested against the reference under
             Triton's interpreter, not yet run on a GPU, so "auto" never chooses it) or "auto" (native if it is built and
             supports the call; else plain matrix products for a few queries, and blockwise for more). "auto" depends
-            only on the build, dtype, device and sizes.
+            on the build, dtype, device, sizes and form of the mask, on the sign of the scale, and on whether gradients
+            are needed.
         return_weights: also return the signed weights (B, H, N, M); only with impl="reference" or "auto".
 
     Returns:

@@ -41,12 +41,17 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def has_bf16_instructions() -> bool:
+    """Whether the processor multiplies matrices in bf16 faster than in fp32, which takes AVX-512 BF16."""
+    return torch.cpu._is_avx512_bf16_supported()
+
+
 def product_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype of matrix products and of scores: the input's if the device has instructions for it, else fp32.
 
     CPUs have none for fp16, and for bf16 only with AVX-512 BF16; without them, half precision is slower than fp32.
     """
-    native = tensor.device.type != "cpu" or (tensor.dtype == torch.bfloat16 and torch.cpu._is_avx512_bf16_supported())
+    native = tensor.device.type != "cpu" or (tensor.dtype == torch.bfloat16 and has_bf16_instructions())
     return tensor.dtype if native else statistics_dtype(tensor.dtype)
 
 
@@ -116,7 +121,7 @@ def check_lam(lam: float | Tensor, query: Tensor, shapes: Shapes) -> Tensor:
     """λ as a tensor (1|B, 1|H, 1|N) in the statistics dtype.
 
     Raises:
-        ValueError: λ is a 1-D tensor (one λ per head is (H, 1)), does not broadcast, or is not finite.
+        ValueError: λ is a 1-D tensor (one λ per head is (H, 1)) or does not broadcast, or a number is not finite.
     """
     dtype = statistics_dtype(query.dtype)
     if not isinstance(lam, Tensor):

@@ -32,6 +32,8 @@ def asking_hub(name: str, flag: str) -> Iterator[None]:
     """What the Hub's client raises, as an input error that names the model."""
     try:
         yield
+    except InputError:
+        raise
     except UNREADABLE as error:
         raise InputError(
             f"{flag} {name}: there is no such folder, and no such model could be read from the Hub "

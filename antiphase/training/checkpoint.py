@@ -69,6 +69,8 @@ class Progress:
     """Largest resident set of the first process in bytes, over all sittings up to their last checkpoints."""
     peak_gpu_memory: int | None = None
     """Largest number of bytes that torch has allocated on the first process's GPU, likewise."""
+    precision: str | None = None
+    """Dtype of matrix products, which ``training.precision: auto`` chooses by the machine."""
 
     def note_memory(self, device: torch.device) -> None:
         """Raise the peaks to those of this process so far."""

@@ -9,6 +9,7 @@ import torch
 from antiphase.config import TrainingSettings
 from antiphase.errors import InputError, naming
 from antiphase.flags import DEVICE_MAPS
+from antiphase.ops.shapes import has_bf16_instructions
 
 
 def choose_device(name: str) -> torch.device:
@@ -51,4 +52,4 @@ def autocast_dtype(training: TrainingSettings, device: torch.device) -> torch.dt
         return None
     if training.precision == "bfloat16" or device.type == "cuda":
         return torch.bfloat16
-    return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else None
+    return torch.bfloat16 if has_bf16_instructions() else None

@@ -46,6 +46,7 @@ from antiphase.training.run_folder import (
 from antiphase.training.run_model import (
     attention_only,
     build_model,
+    check_dex,
     check_settings,
     fitted,
     lambdas,
@@ -186,6 +187,7 @@ class _Run:
             model = build_model(settings, data.tokenizer, seed=self.training.seed)
         else:
             model = starting_model(settings, data.tokenizer)
+            check_dex(model)
         self.model = fitted(model, self.training)
         self.adapted = restrict(self.model, self.training)
         self.autocast = autocast_dtype(self.training, self.device)
@@ -197,6 +199,14 @@ class _Run:
         self.stops = Stops()
         origin = getattr(model.config, ORIGIN, None)
         self.progress = found or Progress(step=0, seconds=0.0, tokens=0, curve=[], dequantized_from=origin)
+        precision = str(self.autocast or self.model.dtype).removeprefix("torch.")
+        if self.progress.precision not in (None, precision):
+            raise InputError(
+                f"--output {output}: this run was trained in {self.progress.precision} so far, and "
+                f"training.precision={self.training.precision} means {precision} on this machine; continue on one like "
+                "the first"
+            )
+        self.progress.precision = precision
         limit = self.training.hang_limit
         self.divided = (
             None if group.mesh is None else DividedCheckpoints(output, self.model, self.optimizer, group, limit)
@@ -450,6 +460,7 @@ def run_values(model: PreTrainedModel, progress: Progress, output: Path, trainin
         "seconds": progress.seconds,
         "peak_memory": progress.peak_memory,
         "peak_gpu_memory": progress.peak_gpu_memory,
+        "precision": progress.precision,
         "final": {name: curve[-1].get(name) if curve else None for name in FINAL},
         "best": None if best is None else {"accuracy": best["accuracy"], "step": best["step"]},
         "curve": curve,

@@ -18,6 +18,7 @@ from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.exchange import check_heads
 from antiphase.layers.functions import DIFFERENTIAL
 from antiphase.layers.registry import LAYERS, PROJECTIONS, QUERY_KEY_NORMS, attention_layers, variant_fields
+from antiphase.layers.softmax import SoftmaxAttention
 from antiphase.models.block_fields import BLOCK, ROTATED
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
@@ -136,6 +137,22 @@ def starting_model(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) ->
             for name in checkpoint.model_tensors:
                 model.get_parameter(name).copy_(checkpoint.read(name))
     return model
+
+
+def check_dex(model: PreTrainedModel) -> None:
+    """Check that a model with DEX can learn it: its λ and its matrix start at zero, where neither has a gradient.
+
+    Raises:
+        InputError: they are zero, and λ is not annealed.
+    """
+    for layer in attention_layers(model):
+        if not isinstance(layer, SoftmaxAttention) or layer.dex_heads is None or layer.dex_steps >= 2:
+            continue
+        if not bool(layer.dex_weight.any() or layer.dex_lambda.any()):
+            raise InputError(
+                f"model.dex_steps must be at least 2, got {layer.dex_steps}: without annealing, DEX's λ and matrix "
+                "stay at zero"
+            )
 
 
 def fitted(model: PreTrainedModel, training: TrainingSettings) -> PreTrainedModel:

@@ -102,6 +102,15 @@ def test_a_folder_says_what_it_leaves_out(tmp_path, caplog):
     assert "scan.pdf" in caplog.text
 
 
+def test_linked_folders_are_read_once(tmp_path):
+    write(tmp_path / "corpus" / "a.txt", "a")
+    write(tmp_path / "disk" / "b.txt", "b")
+    (tmp_path / "corpus" / "more").symlink_to(tmp_path / "disk")
+    (tmp_path / "corpus" / "again").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "loop").symlink_to(tmp_path / "corpus")
+    assert list(documents([str(tmp_path / "corpus")])) == ["a", "b"]
+
+
 def test_a_broken_link_in_a_folder_is_not_passed_over(tmp_path):
     write(tmp_path / "a.txt", "a")
     (tmp_path / "b.txt").symlink_to(tmp_path / "gone.txt")

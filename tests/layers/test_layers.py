@@ -167,6 +167,20 @@ def test_any_cache_gives_what_one_call_gives(name, cache):
 
 
 @every_variant
+@pytest.mark.parametrize("padded", [0, 3])
+def test_a_window_holds_in_single_steps_behind_a_mask_of_padding(name, padded):
+    layer, x, kept, parts = build(name, sliding_window=3), tokens(), Lists(), []
+    real = torch.ones(len(x), 1, 1, 9, dtype=torch.bool)
+    real[0, ..., :padded] = False  # padding at the left, so that the window still counts from the end
+    for place in range(9):
+        mask = real[..., : place + 1]
+        parts.append(layer(x[:, place : place + 1], None, mask, past_key_values=kept)[0])
+    whole = layer(x, None, real)[0]
+    found = torch.cat(parts, dim=1)
+    torch.testing.assert_close(found[:, padded:], whole[:, padded:], rtol=1e-7, atol=1e-7)
+
+
+@every_variant
 def test_keys_may_come_from_another_sequence_of_another_width(name):
     layer = build(name, is_causal=False, context_size=14)
     x, context, mask = tokens(), tokens(5, width=14), torch.ones(2, 1, 1, 5, dtype=torch.bool)

@@ -428,3 +428,12 @@ def test_a_classifier_starts_from_a_saved_language_model(tiny_model, tmp_path):
     assert type(classifier) is antiphase.AntiphaseForSequenceClassification
     assert classifier(ids).logits.shape == (1, 3)
     assert torch.equal(classifier.model(ids).last_hidden_state, model.model(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize(("end", "is_trained"), [(0, True), (1, False)])
+def test_the_embedding_of_a_padding_token_is_trained_where_it_also_ends_texts(tiny_model, end, is_trained):
+    """Tokenizers whose padding is their end token would otherwise leave that token at its random start."""
+    model = tiny_model("softmax", pad_token_id=0, bos_token_id=None, eos_token_id=end, tie_word_embeddings=False)
+    ids = torch.tensor([[0, 5, 6, 7]])
+    model(input_ids=ids, labels=ids).loss.backward()
+    assert bool(model.get_input_embeddings().weight.grad[0].any()) == is_trained

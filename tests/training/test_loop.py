@@ -19,7 +19,7 @@ from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record
 from antiphase.studies.runs import run_of
 from antiphase.studies.training_run import train_run
-from antiphase.training import checkpoint, loop
+from antiphase.training import checkpoint, device, loop
 from antiphase.training.device import choose_device
 from antiphase.training.loop import NextTokenLoss
 from antiphase.training.run_model import build_model
@@ -335,6 +335,28 @@ def test_peak_memory_is_the_largest_over_all_sittings(tmp_path, run, monkeypatch
     monkeypatch.setattr(checkpoint, "peak_memory", lambda: 3000)
     found = run_of(run(tmp_path / "parts", resume=True))
     assert (found.peak_memory, found.peak_gpu_memory) == (5000, None)
+
+
+def test_a_run_keeps_its_precision(tmp_path, run, monkeypatch):
+    """``auto`` would choose another one on another processor."""
+    monkeypatch.setattr(device, "has_bf16_instructions", lambda: True)
+    with pytest.raises(Interrupted):
+        run(tmp_path / "run", "training.precision=auto", report=stop_at(7, press_ctrl_c))
+    monkeypatch.setattr(device, "has_bf16_instructions", lambda: False)
+    with pytest.raises(InputError, match=r"trained in bfloat16 so far, and training\.precision=auto means float32"):
+        run(tmp_path / "run", "training.precision=auto", resume=True)
+    monkeypatch.setattr(device, "has_bf16_instructions", lambda: True)
+    assert run_of(run(tmp_path / "run", "training.precision=auto", resume=True)).precision == "bfloat16"
+
+
+def test_dex_is_not_trained_where_it_cannot_leave_zero(tmp_path, run):
+    chosen = ["model.attention_type=softmax", "model.dex_heads=[[0],[0]]", "training.steps=4"]
+    for steps in (0, 1):
+        with pytest.raises(InputError, match=rf"model\.dex_steps must be at least 2, got {steps}"):
+            run(tmp_path / str(steps), *chosen, f"model.dex_steps={steps}")
+    run(tmp_path / "2", *chosen, "model.dex_steps=2")
+    weights = load_file(tmp_path / "2" / "model.safetensors")
+    assert all(tensor.any() for name, tensor in weights.items() if "dex_" in name)
 
 
 def test_on_a_gpu_torchs_count_is_kept_beside_it(monkeypatch):

@@ -2,6 +2,7 @@
 
 import random
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.config import load_preset
-from antiphase.data.prepare import prepare
+from antiphase.data.prepare import check_held_out, prepare
 from antiphase.errors import InputError, Interrupted
 from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.studies.compare.measure import compare
@@ -74,6 +75,12 @@ def test_text_that_is_trained_on_is_not_held_out_under_any_name(tmp_path, text_s
     with pytest.raises(InputError, match=r"^--validation .*: text that is trained on is not held out"):
         prepare(data, tmp_path / "cache")
     prepare(replace(data, validation=[str(tmp_path / "copies/of the same size.txt")]), tmp_path / "cache")
+
+
+@pytest.mark.parametrize(("held_out", "is_other"), [("owner/name@train", False), ("owner/name@test", True)])
+def test_the_split_that_is_trained_on_is_not_held_out_however_it_is_written(held_out, is_other):
+    with nullcontext() if is_other else pytest.raises(InputError, match="text that is trained on is not held out"):
+        check_held_out(["owner/name"], [held_out])
 
 
 def test_tokens_are_made_once_and_resumed_runs_read_them(tmp_path, text_settings):

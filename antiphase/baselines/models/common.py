@@ -14,6 +14,7 @@ from transformers.utils import can_return_tuple
 
 from antiphase.baselines.models.configs import ClassicConfig
 from antiphase.models.portable import refuse_portable
+from antiphase.models.start import padding_token
 
 WORD_STD = 0.25 / 3**0.5
 """Standard deviation of uniform values between -0.25 and 0.25."""
@@ -35,7 +36,7 @@ def token_embedding(config: ClassicConfig, *, vocab_size: int | None = None) -> 
     """An embedding with vectors of width ``config.embedding_width``."""
     if config.embeddings == "one_hot":
         return OneHot(config.embedding_width)
-    return nn.Embedding(vocab_size or config.vocab_size, config.embedding_width, config.pad_token_id)
+    return nn.Embedding(vocab_size or config.vocab_size, config.embedding_width, padding_token(config))
 
 
 def real_tokens(embedded: Tensor, attention_mask: Tensor | None) -> Tensor:

@@ -100,7 +100,7 @@ def upcycle_preset(
         _check_same_data(preset, trained, model)
     for arm, changes in preset.compare.arms.items():
         if arm in DEX:
-            changes.setdefault("model.dex_steps", max(1, preset.run.training.steps // 2))
+            changes.setdefault("model.dex_steps", max(2, preset.run.training.steps // 2))
         if arm not in arms or "training.start_from" not in changes:
             raise InputError(f"compare.arms.{arm} does not start from {model}; arms are {', '.join(arms)}")
     return preset
