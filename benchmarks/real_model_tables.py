@@ -71,6 +71,43 @@ def upcycled() -> Rows:
     return [["Form", "Tokens", "Tokens per second", "Peak memory", "Held-out loss before", "after"], *rows]
 
 
+def encoder() -> Rows:
+    """Accuracy of the encoder's embeddings by labelled set, and what calibration changes, in points."""
+    head = ["Set", "Texts judged", "Plain", "Kept heads", "Gain in points, 95 %", "Better / worse", "p",
+            "Random heads: mean, range", "All heads"]  # fmt: skip
+    table = [head]
+    for found in Record.load(RECORDS / "minilm.json").values["sets"]:
+        rows = {row["setting"]: row for row in found["rows"]}
+        own = rows.get("kept heads")
+        random = [100 * row["gain"] for name, row in rows.items() if name.startswith("random heads")]
+        table.append(
+            [
+                found["data"], f"{found['judged']:,}", f"{100 * found['plain'] / found['judged']:.1f} %",
+                f"{len(found['kept'])} of {len(rows['all heads']['heads'])}",
+                "–" if own is None else f"{_points(own['gain'])} [{', '.join(map(_points, own['interval']))}]",
+                "–" if own is None else f"{own['better']} / {own['worse']}", "–" if own is None else f"{own['p']:.2g}",
+                f"{statistics.fmean(random):+.2f}, {min(random):+.2f} to {max(random):+.2f}" if random else "–",
+                _points(rows["all heads"]["gain"]),
+            ]
+        )  # fmt: skip
+    return table
+
+
+def encoder_sinks() -> Rows:
+    """The shares of attention on sinks of the encoder by layer, mean over the sets."""
+    sets = Record.load(RECORDS / "minilm.json").values["sets"]
+    table = [["Layer", "On [CLS]", "On [SEP]", "On other sinks", "Other sinks and [SEP] of a map"]]
+    for rows in zip(*(found["sinks"] for found in sets), strict=True):
+        shares = (statistics.fmean(row[name] for row in rows) for name in ("first", "last", "other_sinks"))
+        number = statistics.fmean(row["sinks"] for row in rows)
+        table.append([str(rows[0]["layer"]), *(f"{100 * share:.0f} %" for share in shares), f"{number:.1f}"])
+    return table
+
+
+def _points(gain: float) -> str:
+    return f"{100 * gain:+.2f}"
+
+
 def measured(name: str, index: int = 0) -> Rows:
     """A table of the page of one measurement."""
     made = main_tables(Record.load(RECORDS / f"{name}.json"))[index]

@@ -9,6 +9,7 @@ from transformers import BertConfig, BertModel
 
 from antiphase.baselines.data.labelled_texts import Example
 from antiphase.errors import InputError
+from antiphase.records import Record
 
 
 @pytest.fixture
@@ -101,3 +102,28 @@ def test_shares_of_sinks_are_those_of_the_models_own_weights(benchmark):
     assert [row["layer"] for row in rows] == [0, 1]
     assert found[2:].min() > 0
     torch.testing.assert_close(found, torch.stack(expected).mean(0), atol=1e-5, rtol=1e-5)
+
+
+def test_sets_of_an_earlier_call_are_kept_with_the_same_settings_alone(benchmark, tmp_path):
+    assert benchmark.known_sets(tmp_path, {"alpha": 5.0}) == ([], 0.0)
+    values = {"model": "m", "sets": [{"data": "trec"}]}
+    Record(kind="encoder-calibration", values=values, config={"alpha": 5.0}, seconds=7.0).save(tmp_path, "minilm")
+    assert benchmark.known_sets(tmp_path, {"alpha": 5.0}) == ([{"data": "trec"}], 7.0)
+    assert benchmark.known_sets(tmp_path, {"alpha": 4.0}) == ([], 0.0)
+
+
+def test_the_tables_of_the_page(benchmark, script, monkeypatch, tmp_path):
+    tables = script("real_model_tables")
+    monkeypatch.setattr(tables, "RECORDS", tmp_path)
+    row = {"better": 3, "worse": 1, "p": 0.625, "interval": [-0.01, 0.03], "heads": [[0, 1]], "right": 52}
+    rows = [{**row, "setting": "kept heads", "gain": 0.01}, {**row, "setting": "all heads", "gain": -0.02}]
+    rows += [{**row, "setting": f"random heads {place}", "gain": gain} for place, gain in enumerate((0.0, 0.02))]
+    sinks = [{"layer": 0, "first": 0.25, "last": 0.5, "other_sinks": 0.1, "sinks": 1.5}]
+    found = {"data": "trec", "judged": 200, "plain": 100, "kept": [[0, 1]], "rows": rows, "sinks": sinks}
+    Record(kind="encoder-calibration", values={"model": "m", "sets": [found, found]}, config={}).save(
+        tmp_path, "minilm"
+    )
+    assert tables.encoder()[1] == [
+        "trec", "200", "50.0 %", "1 of 1", "+1.00 [-1.00, +3.00]", "3 / 1", "0.62", "+1.00, +0.00 to +2.00", "-2.00",
+    ]  # fmt: skip
+    assert tables.encoder_sinks()[1:] == [["0", "25 %", "50 %", "10 %", "1.5"]]
