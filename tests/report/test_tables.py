@@ -86,6 +86,15 @@ def test_missing_seeds_are_counted_in_words():
     assert trained.median_and_range([None], "loss") == "–"
 
 
+def test_runs_in_two_precisions_are_named(comparison):
+    for precisions, said in ((["bfloat16"], ""), (["bfloat16", "float32"], "in bfloat16 and float32")):
+        for place, run in enumerate(comparison.values["runs"]):
+            run["precision"] = precisions[place % len(precisions)]
+        note = trained.runs_table(shown(comparison)).note
+        assert said in note
+        assert bool(note) == bool(said)
+
+
 def test_every_table_has_as_many_cells_as_columns(comparison, grid_comparison, awkward):
     for record in (comparison, grid_comparison, awkward):
         numbers, retrieval = shown(record), retrieval_of(record)

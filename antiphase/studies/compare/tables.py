@@ -242,7 +242,12 @@ def runs_table(found: Comparison) -> Table | None:
         *("Best accuracy|percent", "at step|integer", f"Passed {threshold_text(found)} at step|integer"),
         *("Tokens per second|integer", "Seconds|number", "Folder"),
     )
-    return table_of("Runs", columns, rows)
+    precisions = sorted({run.precision for run in found.runs if run.precision})
+    note = (
+        f"The runs were not made in one precision, but in {' and '.join(precisions)}, because their machines differ: the "
+        "arms are not equal in that."
+    )
+    return table_of("Runs", columns, rows, note if len(precisions) > 1 else "")
 
 
 def curve_table(found: Comparison) -> Table | None:
