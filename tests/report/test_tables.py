@@ -88,8 +88,8 @@ def test_missing_seeds_are_counted_in_words():
 
 def test_runs_in_two_precisions_are_named(comparison):
     for precisions, said in ((["bfloat16"], ""), (["bfloat16", "float32"], "in bfloat16 and float32")):
-        for place, run in enumerate(comparison.values["runs"]):
-            run["precision"] = precisions[place % len(precisions)]
+        for place, row in enumerate(comparison.values["runs"]):
+            row["precision"] = precisions[place % len(precisions)]
         note = trained.runs_table(shown(comparison)).note
         assert said in note
         assert bool(note) == bool(said)

@@ -244,8 +244,8 @@ def runs_table(found: Comparison) -> Table | None:
     )
     precisions = sorted({run.precision for run in found.runs if run.precision})
     note = (
-        f"The runs were not made in one precision, but in {' and '.join(precisions)}, because their machines differ: the "
-        "arms are not equal in that."
+        f"The runs were made in {' and '.join(precisions)}, because their machines differ, so the arms are not equal "
+        "in that."
     )
     return table_of("Runs", columns, rows, note if len(precisions) > 1 else "")
 
