@@ -82,7 +82,7 @@ class AntiphaseConfig(NamedFields):
     Args:
         attention_type: "softmax", "differential" (Ye et al., 2410.05258) or "differential_v2" (Microsoft, 2026);
             "differential_v2_across" is an ablation whose pairs read different keys.
-        vocab_size: words of the vocabulary. This and the next three have no default.
+        vocab_size: words of the vocabulary.
         hidden_size: width of the residual stream.
         intermediate_size: width of the MLP.
         num_hidden_layers: number of layers.

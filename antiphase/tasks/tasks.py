@@ -235,10 +235,10 @@ class LabelledTask:
             labels = dict(given)
         else:
             labels = {label: self._words(label) for label in sorted(found)}
+        if len(found) == 1:
+            raise InputError(f"all rows have the label '{next(iter(found))}'; choose the template of this set")
         if empty := [label for label, words in labels.items() if not words.strip()]:
             raise InputError(f"labels: no text is given for the label {empty[0]!r}; give it words")
-        if len(labels) < 2:
-            raise InputError("there is one label only; a classification needs at least two")
         return labels
 
     def _words(self, label: str) -> str:

@@ -190,7 +190,8 @@ def test_copies_of_the_examples_are_not_asked(tmp_path, tokenizer, demonstration
         ({"template": "cr", "data": "c.all", "target": "1 // 0"}, "target cannot be found"),
         ({"template": "cr", "data": "c.all", "prompt": "{{ text"}, "prompt is not a Jinja template"),
         ({"template": "cr", "data": "c.all", "target": "labels"}, "target is missing (columns: text, label)"),
-        ({"template": "cr", "data": "one.all", "labels": {}}, "there is one label only"),
+        ({"template": "cr", "data": "one.all", "labels": {}}, "all rows have the label '0'; choose the template"),
+        ({"template": "stsa-binary", "data": "one.all"}, "all rows have the label 'negative'"),  # two classes, not five
         ({"template": "cr", "data": "c.all", "shots": 2}, "shots (2) needs more rows than the 2"),
         ({"template": "cr", "data": "c.all", "shots": -1}, "shots must be at least 0"),
         ({"template": "cr", "data": "c.all", "metric": "f1"}, "metric f1 does not fit the kind classification"),
