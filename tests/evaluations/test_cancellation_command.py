@@ -3,8 +3,13 @@
 import pytest
 
 from antiphase.config import load_preset
-from antiphase.records import Record
+from antiphase.evaluations.cancellation.measure import cancellation
+from antiphase.evaluations.held_out import data_for
+from antiphase.evaluations.running import settings_of
+from antiphase.randomness import keyed_generator
+from antiphase.records import Record, finite
 from antiphase.report import figures, summary
+from antiphase.scoring.loading import load_model, untrained
 from antiphase.studies.training_run import train_run
 
 
@@ -21,6 +26,20 @@ def test_a_run_is_measured_beside_itself_untrained(tiny_preset, tmp_path, antiph
     assert rows == [(trained, layer) for trained in (True, False) for layer in (0, 1, "all")]
     assert len(record.values["heads"]) == 2 * 2 * (2 if kind == "differential" else 4)
     assert (record.values["layers"][0]["cancelled"] is None) == (kind == "softmax")
+    loaded = load_model(str(tmp_path / "run"))
+    batch = (
+        data_for(loaded, settings_of("cancellation", name="run"), tmp_path / "again", print)
+        .task()
+        .sample(6, keyed_generator(4, "cancellation"))
+    )
+    expected = finite(cancellation(untrained(loaded.model, 4), batch, trained=False).heads)
+    found = [row for row in record.values["heads"] if not row["trained"]]
+    for one, other in zip(found, expected, strict=True):
+        numbers = {name: value for name, value in other.items() if value is not None}
+        assert {name: one[name] for name in numbers} == pytest.approx(numbers, rel=1e-4)
+        assert all(one[name] is None for name in other.keys() - numbers.keys())
+    trained = [{**row, "trained": False} for row in record.values["heads"] if row["trained"]]
+    assert found != trained
     assert [table.title for table in summary.main_tables(record)] == ["Common mode", "Sparsity and noise of the maps"]
     assert len(figures.figures_of(record)["cancellation"].axes) == 3
     refused("not empty", "evaluate cancellation run --output c")

@@ -1,14 +1,21 @@
 """Attention logits in few bits: the formula, and a model whose every map goes through it."""
 
+import importlib.util
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MambaConfig, MambaModel
 
+from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
+from antiphase.data.streams import Batch
 from antiphase.errors import InputError
 from antiphase.evaluations.quantization import GRANULARITIES
 from antiphase.evaluations.quantization.logits import quantized_logits, rounded
+from antiphase.evaluations.quantization.measure import quantization
+from antiphase.evaluations.quantization.weights import quantized_weights
+from antiphase.scoring.likelihood import negative_log_likelihoods
 
 SHARED = {"tensor": (1, 2, 3, 4), "head": (3, 4), "row": (4,)}
 
@@ -44,3 +51,36 @@ def test_out_of_range(tiny_model):
     mamba = MambaModel(MambaConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1))
     with pytest.raises(InputError, match="a mamba model has no attention logits"), quantized_logits(mamba, 8):
         pass
+
+
+@pytest.mark.parametrize("granularity", GRANULARITIES)
+def test_every_row_is_the_model_in_its_number_of_bits(tiny_model, granularity):
+    model = tiny_model("softmax", vocab_size=2 + 7 + 9 + 11)
+    held_out = Batch(*[torch.randint(1, 29, (3, 24))] * 2)
+    batch = RetrievalTask(SymbolLanguage(7, 9, 11), sequence_length=24, needles=2, queries=1).sample(
+        3, torch.Generator().manual_seed(0)
+    )
+    found = quantization(model, held_out, batch, guess_rate=0.5, bits=[8, 3], granularity=granularity)
+
+    def loss():
+        return float(negative_log_likelihoods(model, held_out.input_ids, held_out.labels).double().mean())
+
+    expected = [loss()]
+    for bits in (8, 3):
+        with quantized_logits(model, bits, granularity=granularity):
+            expected.append(loss())
+    assert [row.loss for row in found.rows] == pytest.approx(expected, rel=1e-6)
+    assert abs(expected[2] - expected[0]) > 10 * abs(expected[1] - expected[0]) > 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="torchao is not installed")
+def test_rows_of_weights_are_the_model_with_such_weights(tiny_model):
+    model = tiny_model("softmax", vocab_size=2 + 7 + 9 + 11)
+    held_out = Batch(*[torch.randint(1, 29, (3, 24))] * 2)
+    batch = RetrievalTask(SymbolLanguage(7, 9, 11), sequence_length=24, needles=2, queries=1).sample(
+        3, torch.Generator().manual_seed(0)
+    )
+    found = quantization(model, held_out, batch, guess_rate=0.5, bits=[8], weights=[4])
+    few = quantized_weights(model, 4).model
+    expected = float(negative_log_likelihoods(few, held_out.input_ids, held_out.labels).double().mean())
+    assert found.weights[0].loss == pytest.approx(expected, rel=1e-6) != found.rows[0].loss

@@ -11,6 +11,7 @@ from antiphase.layers.registry import LAYERS, set_training_step
 from antiphase.models.initialization import initialize
 from antiphase.models.variants import own_fields
 from antiphase.training.run_model import attention_only
+from support.models import randomize
 
 
 class Warmed(DifferentialAttentionV1):
@@ -82,14 +83,28 @@ def test_a_model_trains_decodes_and_comes_back_from_its_folder(tiny_config, tmp_
 
 
 def test_statistics_and_calibration_know_what_it_subtracts(tiny_config):
-    model, plain = (antiphase.AntiphaseForCausalLM(tiny_config(kind)).eval() for kind in ("warmed", "differential"))
-    plain.load_state_dict(model.state_dict(), strict=False)
+    """Both go by the class's own λ, half of V1's, and by its own end of a head."""
+    model, plain = (
+        antiphase.AntiphaseForCausalLM(tiny_config(kind, **more)).eval()
+        for kind, more in (("warmed", {"coolness": 2.0}), ("differential", {}))
+    )
+    plain.load_state_dict(randomize(model).state_dict(), strict=False)
     ids = torch.randint(3, 61, (2, 11))
-    found, wanted = (antiphase.attention_statistics(one, input_ids=ids) for one in (model, plain))
-    assert torch.equal(found.received, wanted.received)
-    plan = antiphase.CalibrationPlan(heads={1: [0, 5]}, alpha=1.0, beta=0.1)
-    outputs = []
-    for one in (model, plain):
-        with antiphase.calibrated(one, plan):
-            outputs.append(one(ids).logits)
-    torch.testing.assert_close(outputs[0], outputs[1])
+    found, of_plain = (antiphase.attention_statistics(one, input_ids=ids) for one in (model, plain))
+    assert torch.equal(found.received[0], of_plain.received[0])  # maps before the subtraction
+    entropy = found.differences.entropy
+    assert not torch.allclose(entropy[0], of_plain.differences.entropy[0])
+    model.set_attn_implementation("eager")
+    weights = torch.stack(model(ids, output_attentions=True).attentions)  # (layers, B, heads, N, M)
+    model.set_attn_implementation("antiphase")
+    shares = weights.abs() / weights.abs().sum(-1, keepdim=True)
+    expected = -torch.xlogy(shares, shares).sum(-1).mean(-1)
+    torch.testing.assert_close(entropy, expected.to(entropy), rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        for block in model.model.layers:
+            block.self_attn.head_bias.normal_()
+    expected = model(ids).logits
+    with antiphase.calibrated(model, antiphase.CalibrationPlan(heads={1: [0, 5]}, alpha=1.0, beta=1.0)):
+        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
+    with antiphase.calibrated(model, antiphase.CalibrationPlan(heads={1: [0, 5]}, alpha=1.0, beta=0.1)):
+        assert not torch.allclose(model(ids).logits, expected, rtol=1e-3, atol=1e-3)

@@ -11,6 +11,7 @@ import transformers as hf
 
 import antiphase
 from antiphase.errors import InputError
+from antiphase.layers.differential import DifferentialHeads
 from support.models import ids_of, randomize
 
 SIZES = {
@@ -109,6 +110,18 @@ def test_initial_values_are_the_papers():
     vectors = torch.cat([parameter for name, parameter in model.named_parameters() if "lambda" in name])
     assert vectors.std().item() == pytest.approx(0.1, rel=0.15)
     assert all((p == 1).all() for n, p in model.named_parameters() if "head_norm" in n)
+
+
+def test_the_head_norms_epsilon_is_the_given_one():
+    """Outputs as small as √ε show it."""
+    found = []
+    for eps in (1e-5, 0.05):
+        config = antiphase.differential_config(DECODERS["llama"], head_norm_eps=eps)
+        model = randomize(hf.AutoModelForCausalLM.from_config(config), 0.2)
+        norms = [module for module in model.modules() if isinstance(module, DifferentialHeads)]
+        assert {module.head_norm.eps for module in norms} == {eps}
+        found.append(model(ids_of(2, 9)).logits)
+    assert (found[0] - found[1]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["flex_attention", "antiphase"])

@@ -120,10 +120,10 @@ def test_continuous_batching_gives_the_tokens_of_each_prompt_alone(tiny_model, k
         for prompt in prompts
     ]
     found = model.generate_batch(prompts, GenerationConfig(**GREEDY), sizes)
-    tokens = [result.generated_tokens for result in found.values()]
-    assert sorted(tokens) == sorted(
-        row[0, len(prompt) :].tolist() for row, prompt in zip(expected, prompts, strict=True)
-    )
+    tokens = {tuple(result.prompt_ids): result.generated_tokens for result in found.values()}
+    assert tokens == {
+        tuple(prompt): row[0, len(prompt) :].tolist() for row, prompt in zip(expected, prompts, strict=True)
+    }
 
 
 def test_continuous_batching_of_v1_is_refused_and_never_wrong(tiny_model):

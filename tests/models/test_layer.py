@@ -101,3 +101,13 @@ def test_a_cache_of_fixed_length_needs_a_mask_by_query():
         visible = torch.arange(9) <= torch.arange(start, end)[:, None]
         parts.append(layer(x[:, start:end], past_key_values=cache, attention_mask=visible[None, None]))
     torch.testing.assert_close(torch.cat(parts, dim=1), layer(x), rtol=1e-9, atol=1e-9)
+
+
+def test_a_fresh_layer_starts_as_the_paper_has_it():
+    """λ vectors that stay at zero would have no gradient for ever."""
+    layer = antiphase.DifferentialAttention(256, 8)
+    vectors = torch.cat([parameter for name, parameter in layer.named_parameters() if "lambda" in name])
+    assert vectors.std().item() == pytest.approx(0.1, rel=0.2)
+    for name, parameter in layer.named_parameters():
+        if name.endswith("proj.weight"):
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.05), name

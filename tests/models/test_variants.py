@@ -1,7 +1,5 @@
 """Ablations and rivals compute their formulas, decode as they read, and are measured or refused in words."""
 
-import itertools
-
 import pytest
 import torch
 from transformers import DynamicCache, StaticCache
@@ -297,7 +295,3 @@ def test_formats_without_a_place_for_a_variant_refuse_it(tiny_model, name, to):
     kind, fields = VARIANTS[name]
     with pytest.raises(InputError, match=f"--to {to} has no place for what SOURCE sets in {next(iter(fields))}"):
         convert_model(tiny_model(kind, **fields), to=to)
-
-
-def test_the_names_of_variants_differ():
-    assert all(a != b for a, b in itertools.combinations(VARIANTS.values(), 2))

@@ -15,6 +15,10 @@ def tensors(heads=2, groups=2, queries=4, keys=6, width=4, value_width=8, key_ma
     return query, key, torch.randn(batch, groups, keys, value_width)
 
 
+def edges(queries, keys):
+    return {"cu_seqlens_q": torch.tensor(queries).int(), "cu_seqlens_k": torch.tensor(keys).int()}
+
+
 QUERY, KEY, VALUE = (torch.zeros(1, 4, 4, 4), torch.zeros(1, 4, 6, 4), torch.zeros(1, 2, 6, 8))
 BAD = {
     "rank": ((QUERY[0], KEY, VALUE, 0.5), {}, r"query must have 4 dimensions"),
@@ -38,6 +42,26 @@ BAD = {
     "window": ((QUERY, KEY, VALUE, 0.5), {"sliding_window": 0}, r"at least 1, got 0"),
     "impl": ((QUERY, KEY, VALUE, 0.5), {"impl": "fast"}, r"reference, blockwise, native, triton, got 'fast'"),
     "weights": ((QUERY, KEY, VALUE, 0.5), {"impl": "blockwise", "return_weights": True}, r'impl="reference"'),
+    "cu_seqlens and mask": (
+        (QUERY, KEY, VALUE, 0.5),
+        {**edges([0, 4], [0, 6]), "attn_mask": torch.ones(4, 6, dtype=torch.bool)},
+        r"cannot be combined with attn_mask",
+    ),
+    "cu_seqlens of other counts": (
+        (QUERY, KEY, VALUE, 0.5),
+        edges([0, 2, 4], [0, 6]),
+        r"equally many sequences, got 2 and 1",
+    ),
+    "cu_seqlens and rows": (
+        (*(tensor.repeat(2, 1, 1, 1) for tensor in (QUERY, KEY, VALUE)), 0.5),
+        edges([0, 4], [0, 6]),
+        r"needs batch size 1 \(sequences end to end\), got 2",
+    ),
+    "cu_seqlens of other dtype": (
+        (QUERY, KEY, VALUE, 0.5),
+        {name: edge.long() for name, edge in edges([0, 4], [0, 6]).items()},
+        r"must be int32 of shape \(sequences \+ 1,\), got torch.int64",
+    ),
     "one cu_seqlens": ((QUERY, KEY, VALUE, 0.5), {"cu_seqlens_q": torch.tensor([0, 4]).int()}, r"given together"),
 }
 
@@ -57,12 +81,12 @@ def test_a_window_longer_than_the_sequence_hides_nothing_but_the_future(impl, wi
     torch.testing.assert_close(found, differential_attention(query, key, value, 0.5, is_causal=True, impl=impl))
 
 
-@pytest.mark.parametrize("edges", [[0, 5, 3, 9], [1, 9], [0, 8]])
-def test_bad_edges_are_refused(edges):
+@pytest.mark.parametrize("wrong", [[0, 5, 3, 9], [1, 9], [0, 8]])
+def test_bad_edges_are_refused(wrong):
     query, key, value = tensors(queries=9, keys=9)
-    good = torch.tensor([0, 4, 9][: len(edges)]).int() if len(edges) < 4 else torch.tensor([0, 4, 6, 9]).int()
+    good = [0, 4, 9][: len(wrong)] if len(wrong) < 4 else [0, 4, 6, 9]
     with pytest.raises(ValueError, match="cu_seqlens_q must rise from 0 to the length 9"):
-        differential_attention(query, key, value, 0.5, cu_seqlens_q=torch.tensor(edges).int(), cu_seqlens_k=good)
+        differential_attention(query, key, value, 0.5, **edges(wrong, good))
 
 
 def test_autocast_lowers_the_operands_and_keeps_lambda():

@@ -5,8 +5,9 @@ import pytest
 
 from antiphase.outcomes import NOT_SEEN
 from antiphase.records import Record
-from antiphase.studies.reproduce.claims import CLAIMS
-from antiphase.studies.reproduce.judging import judge
+from antiphase.studies.registered_claims import Registration
+from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY
+from antiphase.studies.reproduce.judging import judge, judge_all
 from antiphase.studies.reproduce.readings import Floor, Found
 
 ARMS = ("softmax", "differential")
@@ -82,6 +83,22 @@ def test_flips_of_few_answers_or_of_older_records_decide_nothing():
     del records[0].values["tasks"]["t"]["orders"]["random"]["pair_flips"]
     row = judged(name, "many-shot", records)
     assert row.reason == "the records do not say how often answers flip between two orders"
+
+
+def test_claims_that_are_not_testable_do_not_count_in_holms_correction():
+    """Their difference is shown, but it was no test."""
+    records = in_orders((0.6, 0.65), (0.2, 0.1), samples=199)
+    for place, record in enumerate(records):
+        accuracy = 0.5 + 0.2 * (record.values["arm"] == "differential") + 0.001 * place
+        record.values["tasks"]["t"]["rows"] = [{"shots": 8, "accuracy": accuracy, "interval": [0, 1], "tokens": 9}]
+    registered = Registration("0", "then", PRIMARY, [claim.name for claim in CLAIMS])
+    rows = {row.claim: row for row in judge_all(Found.of({"many-shot": records}), {}, registered)}
+    few = next(row for name, row in rows.items() if name.startswith("In-context learning: less spread"))
+    assert (few.verdict, few.p, few.p_holm) == ("not testable", None, None)
+    assert few.difference is not None
+    tested = [row for row in rows.values() if row.p is not None]
+    assert tested
+    assert all(row.p_holm == pytest.approx(min(1.0, len(tested) * row.p)) for row in tested[:1])
 
 
 @pytest.mark.parametrize(("seeds", "word"), [(5, "not testable"), (10, "reproduced"), (6, "reproduced")])

@@ -71,6 +71,11 @@ def test_record_holds_both_arms_trained_and_untrained(study):
     for row in values["allocation"]:
         assert ("knockout" in row) == (row["map"] in ("softmax", "difference"))
     assert len(values["perplexity"]) == 8
+    losses = {(row["arm"], row["seed"], row["trained"]): row["loss"] for row in values["perplexity"]}
+    for run in values["runs"]:
+        of_run = [losses[run["arm"], run["seed"], trained] for trained in (False, True)]
+        assert of_run == pytest.approx([run["curve"][0]["loss"], run["final"]["loss"]], rel=1e-4)
+        assert of_run[0] > of_run[1]
     assert values["verdict"].startswith("2 seeds are no verdict")
     assert values["comparison"][0]["metric"] == "first-query accuracy"
     for arm, heads in (("softmax", 4), ("differential", 2)):
@@ -186,5 +191,6 @@ def test_tune_chooses_a_rate_for_each_arm(preset, tmp_path):
     assert values["chosen"].keys() == {"softmax", "differential"}
     assert len(values["runs"]) == 4
     losses = {(run["arm"], run["learning_rate"]): run["loss"] for run in values["runs"]}
-    for arm in values["chosen"]:
+    for arm, rate in values["chosen"].items():
         assert losses[arm, 1e-2] < losses[arm, 1e-9]
+        assert rate == 1e-2

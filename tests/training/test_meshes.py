@@ -208,11 +208,15 @@ def test_meshes_err_in_bf16_as_one_process_does(tmp_path, run, train_all, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_compiled_blocks_have_the_losses_of_plain_ones(tmp_path, run, train_all, kind):
+def test_compiled_blocks_have_the_losses_of_plain_ones(tmp_path, run, train_all, monkeypatch, kind):
     chosen = (*EXACT, "training.steps=20", f"model.attention_type={kind}")
     compiled = [*chosen, "training.compile=true"]
+    made, compiled_as = [], torch.compile
+    monkeypatch.setattr(torch, "compile", lambda block: made.append(block) or compiled_as(block))
     run(tmp_path / "plain", *chosen)
+    assert not made
     run(tmp_path / "one", *compiled)
+    assert len(made) == 2  # each block
     meshes = {"ddp": (), "shard": ("training.mesh.shard=2",), "context": ("training.mesh.context=2",)}
     train_all(2, {tmp_path / name: [*compiled, *mesh] for name, mesh in meshes.items()})
     for name in ("one", *meshes):
