@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -273,11 +272,6 @@ def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
     assert record["command"] == f"antiphase {start} --seed 3"
     assert record["config"]["training"]["steps"] == 4
     assert (tmp_path / "out" / "report.html").read_text().startswith("<!")
-
-    (tmp_path / "again").mkdir()
-    shutil.copytree(tmp_path / "out", tmp_path / "again" / "out")
-    assert antiphase("report out again/out --output both.html --figures figures")[0] == 0
-    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["1-out", "2-out"]
 
     refused("already contains a run; add --resume", f"{start} --seed 3")
     refused("holds a run with other settings .training.seed.", f"{start} --seed 4 --resume")

@@ -197,7 +197,8 @@ def check_held_out(paths: list[str], validation: list[str]) -> None:
     """Check that no text is used for both training and validation.
 
     Raises:
-        InputError: a validation path is, is in, or contains a training path, or has a copy of a training file.
+        InputError: a validation path is, is in, or contains a training path, names the same part of a dataset, or has a
+            copy of a training file.
     """
     for held_out in validation:
         for path in paths:
@@ -207,14 +208,16 @@ def check_held_out(paths: list[str], validation: list[str]) -> None:
                     f"--validation {held_out} overlaps with --data {path}: text that is trained on is not held out; "
                     "give other text, or omit --validation to hold out a share"
                 )
-    trained = {source.part for source in sources(paths, "--data") if isinstance(source, HubDataset)} if paths else set()
-    for source in sources(validation, "--validation") if validation else ():
-        if isinstance(source, HubDataset) and source.part in trained:
+    trained = sources(paths, "--data") if paths else []
+    held_out_sources = sources(validation, "--validation") if validation else []
+    parts = {source.part for source in trained if isinstance(source, HubDataset)}
+    for source in held_out_sources:
+        if isinstance(source, HubDataset) and source.part in parts:
             raise InputError(
                 f"--validation {source.given} is the part of the dataset that --data names: text that is trained on is "
                 "not held out; name another split"
             )
-    if copies := _copies(_files(paths, "--data"), _files(validation, "--validation")):
+    if copies := _copies(_files(trained), _files(held_out_sources)):
         others = f" (and {len(copies) - 1} more)" if len(copies) > 1 else ""
         raise InputError(
             f"--validation {copies[0]}{others} is a copy of a file in --data: text that is trained on is not held out; "
@@ -238,11 +241,9 @@ def _copies(training: Iterable[Path], held_out: Iterable[Path]) -> list[Path]:
     return [path for path in held_out if is_copy(path)]
 
 
-def _files(paths: list[str], flag: str) -> list[Path]:
-    """The local files of the paths."""
-    if not paths:
-        return []
-    return [path for source in sources(paths, flag) if isinstance(source, Files) for _, path in source.entries]
+def _files(given: Iterable[Files | HubDataset]) -> list[Path]:
+    """The local files of the sources."""
+    return [path for source in given if isinstance(source, Files) for _, path in source.entries]
 
 
 def symbols(settings: DataSettings) -> SymbolLanguage:

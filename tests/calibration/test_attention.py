@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from transformers import DynamicCache
 
 import antiphase
 from antiphase.calibration import CalibrationPlan
-from antiphase.calibration.apply import Calibration, CalibrationState
+from antiphase.calibration.apply import Calibration, CalibrationState, calibrated
 from antiphase.calibration.attention import attend, calibrated_step, correct
 from antiphase.calibration.reference import redistribute
 from antiphase.instrumentation.calls import AttentionCall, kind_of
@@ -106,3 +107,13 @@ def test_the_first_token_that_a_cache_still_has_is_not_the_first_one():
 
     assert maps([0, 0]).first.tolist() == [0, 2]
     assert maps([3, 0]).first.tolist() == [-1, 2]
+
+
+@torch.no_grad()
+def test_a_cache_with_sums_of_attention_cannot_be_cropped(any_model):
+    model, cache = any_model("llama"), DynamicCache()
+    plan = CalibrationPlan(heads={0: [0, 1]}, alpha=1.2, beta=0.4, mode="running")
+    with calibrated(model, plan):
+        model.base_model(input_ids=torch.randint(1, 61, (1, 30)), past_key_values=cache, use_cache=True)
+        with pytest.raises(ValueError, match='cannot be cropped under calibration in mode "running"'):
+            cache.crop(-3)

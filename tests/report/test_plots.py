@@ -158,6 +158,16 @@ def test_an_arm_has_one_colour_everywhere(comparison):
 
 
 @pytest.mark.slow
+def test_figures_of_records_with_one_name_go_to_numbered_folders(comparison, tmp_path, antiphase):
+    for name in ("one/lr-0.001", "two/lr-0.001", "two/lr-0.002"):
+        comparison.save(tmp_path / name)
+    assert antiphase("report two/lr-0.001 two/lr-0.002 --output a.html --figures a")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == ["lr-0.001", "lr-0.002"]
+    assert antiphase("report one/lr-0.001 two/lr-0.001 --output b.html --figures b")[0] == 0
+    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["1-lr-0.001", "2-lr-0.001"]
+
+
+@pytest.mark.slow
 def test_save_figures_writes_what_the_record_has(comparison, awkward, tmp_path):
     names = [path.name for path in figures.save_figures(comparison, tmp_path / "plain")]
     assert names == ["learning-curves.png", "needles.png", "allocation.png", "attention-map.png", "lambda.png"]

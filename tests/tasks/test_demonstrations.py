@@ -49,6 +49,19 @@ def test_examples_come_from_the_split_that_the_task_names(tmp_path, tokenizer):
         assert not asked & shown
 
 
+@pytest.mark.parametrize("more", [{}, {"demonstrations": "c.all"}])
+def test_copies_of_the_examples_are_not_asked(tmp_path, tokenizer, more):
+    """A model that copies would be right there; rows are the same ones, too, if both keys name one file."""
+    (tmp_path / "c.all").write_text("".join(f"{i % 2} word{i % 5}\n" for i in range(20)))
+    task = load_labelled_task(written(tmp_path, template="cr", data="c.all", **more), tokenizer)
+    shown = task.examples(3)
+    asked = [task.rows[number] for number in task.asked(None, shown)]
+    assert asked
+    assert not {row.place for row in shown} & {row.place for row in asked}
+    if not more:  # examples of their own may deliberately have the texts that are asked
+        assert not {str(row.values) for row in shown} & {str(row.values) for row in asked}
+
+
 @pytest.mark.slow
 def test_clinc_shows_its_train_split(shared, tmp_path, tokenizer):
     path = shared / "data" / "icl" / "clinc150.json"

@@ -15,7 +15,7 @@ from antiphase.errors import InputError
 from antiphase.studies.calibrate.measuring import hash_of_sample
 from antiphase.tasks.task_files import template_names
 from antiphase.tasks.task_scores import exact_match, f1, log_probabilities, probabilities, score_samples
-from antiphase.tasks.tasks import load_labelled_task, load_task
+from antiphase.tasks.tasks import load_task
 from support.models import alone
 
 
@@ -157,22 +157,6 @@ def test_examples_are_the_same_for_all_and_are_not_asked(tmp_path, tokenizer):
     few = load_task(path, tokenizer, samples=4, shots=0)
     assert len(few.samples) == 4
     assert "\n\n" not in tokenizer.decode(few.samples[0].prompt)
-
-
-@pytest.mark.parametrize("demonstrations", [False, True])
-def test_copies_of_the_examples_are_not_asked(tmp_path, tokenizer, demonstrations):
-    """A model that copies would be right there; rows are the same ones, too, if both keys name one file."""
-    rows = "".join(f"{i % 2} word{i % 5}\n" for i in range(20))
-    tree = {"template": "cr", "data": data(tmp_path, "c.all", rows), "shots": 3}
-    if demonstrations:
-        tree["demonstrations"] = tree["data"]
-    task = load_labelled_task(written(tmp_path, tree), tokenizer)
-    shown = task.examples(3)
-    asked = [task.rows[number] for number in task.asked(None, shown)]
-    assert not {row.place for row in shown} & {row.place for row in asked}
-    if not demonstrations:  # examples of their own may deliberately have the texts that are asked
-        assert not {str(row.values) for row in shown} & {str(row.values) for row in asked}
-    assert asked
 
 
 @pytest.mark.parametrize(
