@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from antiphase.evaluations.retrieval_results import Accuracy
@@ -190,23 +191,23 @@ def comparison(found: Comparison) -> Table | None:
     """Every compared number with its spread, the paired difference from the baseline, and the test of it."""
     rows = []
     for entry in found.comparison:
-        style = "percent" if entry.unit in ("points", "share", "fraction") else "number"
+        text = partial(_text_in, entry.unit)
         for arm, summary in entry.arms.items():
             difference = entry.differences.get(arm) or Difference()
-            interval = [format_value(bound, style) for bound in difference.interval or []]
+            interval = [text(bound) for bound in difference.interval or []]
             learned = (entry.learned or {}).get(arm)
             values = summary.values
             censored = any(value is None for value in values)  # never: later than all, and no part of a mean
             median = statistics.median(math.inf if value is None else value for value in values) if censored else None
             spread = [summary.median, None if learned or censored else summary.mean, summary.minimum, summary.maximum]
-            cells = [format_value(value, style) for value in spread]
+            cells = [text(value) for value in spread]
             if median is not None:
-                cells[0] = "none" if math.isinf(median) else format_value(median, style)
-            change = format_value(difference.mean, style) if arm in entry.differences else None
+                cells[0] = "none" if math.isinf(median) else text(median)
+            change = text(difference.mean) if arm in entry.differences else None
             paired = f"[{interval[0]}, {interval[1]}]" if interval else None
             made = difference.interval_is
             test = (found.holm or {}).get(entry.metric, {}).get(arm)
-            listed = ", ".join(format_value(value, style) for value in values)
+            listed = ", ".join(text(value) for value in values)
             counts = "{} of {}".format(*learned) if learned else None
             rows.append([
                 entry.metric, entry.unit, "lower" if entry.lower_is_better else "higher", arm, counts, *cells, change,
@@ -227,6 +228,13 @@ def comparison(found: Comparison) -> Table | None:
     if found.holm is None:
         note += " An older record: intervals cover seeds alone, not the test sample, and p is not kept."
     return table_of("Comparison in numbers", columns, rows, note)
+
+
+def _text_in(unit: str, value: float | None) -> str:
+    """A value, or a difference of two, in the unit of its row; shares count in points."""
+    if unit == "points" and value is not None:
+        return f"{100 * value:.1f}"
+    return format_value(value, "percent" if unit in ("share", "fraction") else "number")  # units of older records
 
 
 def runs_table(found: Comparison) -> Table | None:
