@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = "tests/ops/triton"
 WITHOUT_GPU = "tests/ops/triton/test_compile.py"
 """Tests that only compile, for GPUs that need not exist."""
+OLDER_PYTEST = ("-o", "minversion=9.0", "-o", "faulthandler_timeout=600")
+"""Options for pytest 9.1, which such a machine may have, and which cannot read the numbers in pyproject.toml."""
 REHEARSED = "equals_the_reference and False-None or price or refusals"
 """Tests of the rehearsal, as an expression for pytest's -k: under the interpreter, all of them would take minutes."""
 POLL = 1.0
@@ -51,9 +53,10 @@ def check_kernels(stage: Stage) -> int:
         stage.say("every test has a result")
     elif stage.left > 0:
         lines.unlink(missing_ok=True)
-        process = _pytest(stage, lines, left)
-        ended = _watched(stage, kept, process, lines)
-        stage.say(f"pytest ended with code {process.returncode}" if ended else "the minutes are over")
+        processes = _pytest(stage, lines, left)
+        ended = _watched(stage, kept, processes, lines)
+        codes = [process.returncode for process in processes]
+        stage.say(f"pytest ended with codes {codes}" if ended else "the minutes are over")
     _gather(kept, lines)
     values = counted(kept.pieces)
     kept.save("gpu-hour-kernels", values, {"tests": TESTS})
@@ -64,34 +67,37 @@ def check_kernels(stage: Stage) -> int:
     return int(bool(values["failed"] or values["unfinished"] or not values["passed"]))
 
 
-def _pytest(stage: Stage, lines: Path, names: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start the tests, several at a time, because most of their time is compilation."""
-    workers = 1 if stage.is_rehearsal else os.cpu_count() or 1
-    command = [sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", "-p", "gpu_hour_results",
-               f"--result-lines={lines.resolve()}", "-p", "no:cacheprovider"]  # fmt: skip
-    if workers > 1:
-        command += ["--numprocesses", str(workers), "--dist", "worksteal"]
+def _pytest(stage: Stage, lines: Path, names: Sequence[str]) -> list[subprocess.Popen[bytes]]:
+    """Start the tests in as many processes as there are cores, because most of their time is compilation."""
+    parts = 1 if stage.is_rehearsal else os.cpu_count() or 1
+    command = [sys.executable, "-X", "faulthandler", "-m", "pytest", "-q", "--import-mode=importlib", *OLDER_PYTEST,
+               "-p", "gpu_hour_results", f"--result-lines={lines.resolve()}", "-p", "no:cacheprovider"]  # fmt: skip
     command += list(names) or [TESTS, f"--ignore={WITHOUT_GPU}", *(["-k", REHEARSED] if stage.is_rehearsal else [])]
     path = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])
     own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     if stage.is_rehearsal:
         own["TRITON_INTERPRET"] = "1"
-    with open(stage.work / "kernels.log", "ab") as log:
-        return subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | own, stdout=log, stderr=log,  # noqa: TID251 – a child's environment
-        )  # fmt: skip
+    started = []
+    for part in range(1, parts + 1):
+        with open(stage.work / f"kernels-{part}.log", "ab") as log:
+            started.append(subprocess.Popen(
+                [*command, f"--part={part}/{parts}"], cwd=ROOT, env=os.environ | own, stdout=log, stderr=log,  # noqa: TID251 – a child's environment
+            ))  # fmt: skip
+    return started
 
 
-def _watched(stage: Stage, kept: Kept, process: subprocess.Popen[bytes], lines: Path) -> bool:
+def _watched(stage: Stage, kept: Kept, processes: Sequence[subprocess.Popen[bytes]], lines: Path) -> bool:
     """Store results while they arrive; False if time ran out first."""
-    while process.poll() is None:
+    while any(process.poll() is None for process in processes):
         if stage.left <= 0:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(TO_END)
-            except subprocess.TimeoutExpired:
-                process.kill()  # its workers end with it
-                process.wait()
+            for process in processes:
+                process.send_signal(signal.SIGINT)
+            for process in processes:
+                try:
+                    process.wait(TO_END)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
             return False
         time.sleep(POLL)
         _gather(kept, lines)

@@ -1,6 +1,6 @@
-"""A pytest plugin that writes every result at once, so that nothing is lost when time runs out.
+"""A pytest plugin that writes every result at once, so that nothing is lost when time runs out or a process crashes.
 
-PYTHONPATH=benchmarks pytest -p gpu_hour_results --result-lines FILE tests/ops/triton
+PYTHONPATH=benchmarks pytest -p gpu_hour_results --result-lines FILE --part 1/16 tests/ops/triton
 """
 
 from __future__ import annotations
@@ -16,38 +16,34 @@ LINES_KEPT = 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option that names the file."""
+    """The options that name the file and this process's part of the tests."""
     parser.addoption("--result-lines", type=Path, help="file to which results are added, a JSON object a line")
+    parser.addoption("--part", default="1/1", help="K/N: the K-th of N parts of the tests, one process each")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Write in the process that gets all results, which is not a worker of xdist."""
+    """Write results if a file is named."""
     path = config.getoption("--result-lines")
-    if path is not None and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Lines(path))
+    if path is not None:
+        part, parts = map(int, config.getoption("--part").split("/"))
+        config.pluginmanager.register(_Lines(path, part - 1, parts))
 
 
 class _Lines:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.collected = False
+    def __init__(self, path: Path, part: int, parts: int) -> None:
+        self.path, self.part, self.parts = path, part, parts
 
     def _write(self, line: dict[str, Any]) -> None:
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
-        """Take the list of tests from the first worker."""
-        if not self.collected:
-            self.collected = True
-            self._write({"collected": ids})
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Take the list of tests from this process, without xdist."""
-        if session.items and not self.collected:
-            self.collected = True
-            self._write({"collected": [item.nodeid for item in session.items]})
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Keep the tests of this part, which follow each other because neighbours share compiled kernels."""
+        if self.part == 0:
+            self._write({"collected": [item.nodeid for item in items]})
+        share = -(-len(items) // self.parts)
+        items[:] = items[self.part * share : (self.part + 1) * share]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write one line per test: the result of its call, or an error in setup or teardown."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from antiphase.benchmarks.conditions import Condition, conditions
-from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, FLASH, FLASH_DIFFLLAMA, FUSED, FUSED_V2
+from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, FLASH, FLASH_DIFFLLAMA, FLEX, FUSED, FUSED_V2
 from antiphase.benchmarks.memory import peak_extra_bytes
 from antiphase.benchmarks.pieces import Piece, Pieces, at_once
 from antiphase.benchmarks.schemes import (
@@ -108,10 +108,13 @@ def _on_gpu(device: str, *, quick: bool) -> Suite:
         Case(length, HEADS, width, torch.bfloat16, task, batch=batch, device=device)
         for width in ((WIDTH,) if quick else (WIDTH, 2 * WIDTH))
         for task in COMPARED_ON_GPU
-        for length in ((4096,) if quick else (4096, 16384))
+        for length in (4096, 16384)
         for batch in _batches(task, length, width)
     ]
-    memory = [case for case in found if case.task != "decode" and case.width == WIDTH]
+    if quick:
+        found.append(Case(4096, HEADS // 2, 2 * WIDTH, torch.bfloat16, "forward + backward", batch=4, device=device))
+    found.append(Case(4096, HEADS, WIDTH, torch.float32, "forward + backward", device=device))
+    memory = [case for case in found if case.task != "decode" and case.width == WIDTH and case.dtype == torch.bfloat16]
     return Suite(
         found, memory, COMPARED_ON_GPU, (FUSED, FLASH, FLASH_DIFFLLAMA, FUSED_V2), "triton",
         (torch.bfloat16,) if quick else CHECKED_ON_GPU, may_fail=True, widths=(WIDTH,) if quick else (32, 64, 128),
@@ -285,8 +288,8 @@ def _memory(case: Case, schemes: Sequence[Scheme], seed: int) -> list[dict[str, 
 
 
 def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
-    if case.device != "cpu":
-        return True
+    if case.device != "cpu":  # compiling FlexAttention takes longer than timing it
+        return scheme is not FLEX or (case.length <= LONGEST_OF_ALL and case.dtype != torch.float32)
     if scheme.cache_dtype == case.dtype:  # the ordinary method again
         return False
     if scheme.holds_maps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -12,8 +13,18 @@ from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from antiphase.benchmarks.schemes import DIFFLLAMA, FOUR_CALLS, ONE_CALL_V2, SOFTMAX, Scheme, by_backend, ours
+from antiphase.benchmarks.schemes import (
+    BLOCKWISE,
+    DIFFLLAMA,
+    FOUR_CALLS,
+    ONE_CALL_V2,
+    SOFTMAX,
+    Scheme,
+    by_backend,
+    ours,
+)
 from antiphase.layers.functions import join_halves
+from antiphase.ops.decoding import attend_few
 
 
 def two_padded_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
@@ -34,6 +45,14 @@ def flex(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
     attend = compiled_flex(query.shape, query.requires_grad)
     both = attend(query, key, whole, block_mask=_causal(query.shape[2], str(query.device)))
     return both[:, ::2] - lam * both[:, 1::2]
+
+
+def by_products(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """A decoding step without the kernels: plain products, which "auto" takes where they do not run."""
+    return attend_few(
+        query, key, value, lam, None, groups=query.shape[1] // 2, is_causal=False, sliding_window=None,
+        scale=query.shape[-1] ** -0.5,
+    )  # fmt: skip
 
 
 @cache
@@ -61,13 +80,17 @@ FLASH_TWO_CALLS = by_backend(
 )
 FLASH_V2 = by_backend(ONE_CALL_V2, "one flash call for V2", SDPBackend.FLASH_ATTENTION)
 FLEX = Scheme("FlexAttention", flex, forward=6, backward=14)
+BY_BLOCKS = replace(BLOCKWISE, run=partial(ours, impl="blockwise"))
+BY_BLOCKS_V2 = replace(BY_BLOCKS, name="V2 blockwise", run=partial(ours, halves=1, impl="blockwise"), shares_keys=True)
+BY_PRODUCTS = replace(BY_BLOCKS, name="V1 by products", run=by_products)
+BY_PRODUCTS_V2 = replace(BY_BLOCKS_V2, name="V2 by products", run=by_products)
 FUSED = Scheme("V1", partial(ours, impl="triton"), forward=6, backward=10)
 FUSED_V2 = Scheme("V2", partial(ours, halves=1, impl="triton"), forward=4, backward=8, shares_keys=True)
 
-_WAYS = [FLASH, CUDNN, FLASH_DIFFLLAMA, FLASH_TWO_CALLS, FLASH_FOUR_CALLS, FLEX]
+_WAYS = [FLASH, CUDNN, FLASH_DIFFLLAMA, FLASH_TWO_CALLS, FLASH_FOUR_CALLS, FLEX, BY_BLOCKS]
 COMPARED_ON_GPU: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
-    "forward + backward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2])],
-    "forward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2])],
-    "decode": [(FUSED, [FLASH, FLASH_DIFFLLAMA]), (FUSED_V2, [FLASH, FLASH_V2])],
+    "forward + backward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2, BY_BLOCKS_V2])],
+    "forward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2, BY_BLOCKS_V2])],
+    "decode": [(FUSED, [FLASH, FLASH_DIFFLLAMA, BY_PRODUCTS]), (FUSED_V2, [FLASH, FLASH_V2, BY_PRODUCTS_V2])],
 }
 """As ``schemes.COMPARED``; the costs of the kernels are those of their plan (docs/performance.md)."""

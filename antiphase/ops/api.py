@@ -116,11 +116,10 @@ def differential_attention(
         scale: factor of the scores; None means 1/√d.
         impl: "reference" (eager, the specification), "native" (compiled CPU kernels: fp32, bf16, fp64), "blockwise"
             (PyTorch's own products on any device; linear memory, hand-written backward), "triton" (fused kernels for
-            CUDA devices, d up to 128 and dv up to 256, half precision or fp32; tested against the reference under
-            Triton's interpreter, not yet run on a GPU, so "auto" never chooses it) or "auto" (native if it is built and
-            supports the call; else plain matrix products for a few queries, and blockwise for more). "auto" depends
-            on the build, dtype, device, sizes and form of the mask, on the sign of the scale, and on whether gradients
-            are needed.
+            CUDA devices, d up to 128 and dv up to 256, half precision or fp32) or "auto" (native or Triton kernels if
+            they are built or installed and support the call; else plain matrix products for a few queries, and
+            blockwise for more). "auto" depends on the build, dtype, device, sizes and form of the mask, on the sign of
+            the scale, and on whether gradients are needed.
         return_weights: also return the signed weights (B, H, N, M); only with impl="reference" or "auto".
 
     Returns:
@@ -141,7 +140,7 @@ def differential_attention(
     scale = shapes.width**-0.5 if scale is None else float(scale)
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
-    chosen = "reference" if return_weights else _resolve_impl(impl, query, scale)
+    chosen = "reference" if return_weights else _resolve_impl(impl, query, shapes.value_width, scale)
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         if return_weights or attn_mask is not None:
             raise ValueError("cu_seqlens_q and cu_seqlens_k cannot be combined with attn_mask or return_weights")
@@ -193,18 +192,27 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(lower) for tensor in tensors)
 
 
-def _resolve_impl(impl: str, query: Tensor, scale: float) -> str:
-    """Resolve "auto" to "native" if the kernels support the call; return any other choice unchanged.
+def _resolve_impl(impl: str, query: Tensor, value_width: int, scale: float) -> str:
+    """Resolve "auto" to "native" or "triton" if these kernels support the call; return any other choice unchanged.
 
     Raises:
         ValueError: "native" was chosen explicitly but does not support the call; the message names an alternative.
     """
     if impl not in ("auto", "native"):
         return impl
+    if impl == "auto" and query.is_cuda:
+        return "triton" if HAS_TRITON and _launch().why_not(query, value_width) is None else impl
     reason = why_not_native(query, scale)
     if impl == "native" and reason is not None:
         raise ValueError(reason)
     return "native" if reason is None else impl
+
+
+def _launch() -> ModuleType:
+    """The module that launches the Triton kernels, whose import needs Triton."""
+    from antiphase.ops.triton import launch
+
+    return launch
 
 
 def _native_attention(
@@ -310,8 +318,7 @@ def _kernels(query: Tensor, value_width: int) -> ModuleType:
     """
     if not HAS_TRITON:
         raise ValueError(NO_TRITON)
-    from antiphase.ops.triton import launch
-
+    launch = _launch()
     reason = launch.why_not(query, value_width)
     if reason is not None:
         raise ValueError(reason)
@@ -322,9 +329,8 @@ def why_no_kernels(device: torch.device) -> str | None:
     """Why ``impl="triton"`` does not run on a device, and what would work; None if it does."""
     if not HAS_TRITON:
         return NO_TRITON
-    from antiphase.ops.triton import launch
-
-    return launch.why_not_on(device)
+    reason: str | None = _launch().why_not_on(device)
+    return reason
 
 
 def _differentiates(*tensors: Tensor) -> bool:
@@ -351,7 +357,8 @@ def attend_cached(
     for the Triton kernels if gradients are needed, which these do not have.
     """
     query, key, value = _autocast(query, key, value)
-    chosen = _resolve_impl(impl, query, scale)
+    value_width = value.shape[1] // groups * value.shape[3]
+    chosen = _resolve_impl(impl, query, value_width, scale)
     if chosen == "native":
         if lam.numel() > 1:
             lam = lam.reshape((1,) * (3 - lam.dim()) + lam.shape)
@@ -366,12 +373,11 @@ def attend_cached(
             query, key, value, lam, mask,
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
         )  # fmt: skip
-    width = value.shape[1] // groups * value.shape[3]
-    most = FEW_ROWS_OF_KERNELS if width <= 128 else FEW_ROWS
+    most = FEW_ROWS_OF_KERNELS if value_width <= 128 else FEW_ROWS
     if chosen != "triton" or _differentiates(query, key, value, lam) or not is_few(query, key, groups, mask, most):
         return None
     check_alike(query, key, value)
-    launch = _kernels(query, width)
+    launch = _kernels(query, value_width)
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
     return launch.triton_attend_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
 

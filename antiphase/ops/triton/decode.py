@@ -67,7 +67,9 @@ def span_kernel(
         keys_2 = keys_1
         if KEY_MAPS == 2:
             keys_2 = load_rows(key + key_strides[1], key_strides[2], columns, keys, BLOCK_D, WIDTH)
-        seen = visible_pairs(position, columns, queries, keys, shown, mask_strides, CAUSAL, WINDOW, HAS_MASK)
+        seen = visible_pairs(
+            position[:, None], columns[None, :], queries, keys, shown, mask_strides, CAUSAL, WINDOW, HAS_MASK
+        )
         scores_1 = tl.where(seen, product(query_1, tl.trans(keys_1), RAISE) * scale, MINUS_INFINITY)
         scores_2 = tl.where(seen, product(query_2, tl.trans(keys_2), RAISE) * scale, MINUS_INFINITY)
         state = difference_step(scores_1, scores_2, values, lambdas, state, RAISE)

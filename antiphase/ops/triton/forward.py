@@ -16,7 +16,7 @@ from antiphase.ops.triton.primitives import (
     both_maps,
     difference_step,
     initial_state,
-    key_range,
+    key_parts,
     load_rows,
     normalized,
     owner,
@@ -45,7 +45,9 @@ def _sweep(
         scores_1 = product(query_1, tl.trans(keys_1), RAISE) * scale
         scores_2 = product(query_2, tl.trans(keys_2), RAISE) * scale
         if CHECKED:
-            seen = visible_pairs(rows, columns, queries, keys, mask, mask_strides, CAUSAL, WINDOW, HAS_MASK)
+            seen = visible_pairs(
+                rows[:, None], columns[None, :], queries, keys, mask, mask_strides, CAUSAL, WINDOW, HAS_MASK
+            )
             scores_1 = tl.where(seen, scores_1, MINUS_INFINITY)
             scores_2 = tl.where(seen, scores_2, MINUS_INFINITY)
         state = difference_step(scores_1, scores_2, values, lambdas, state, RAISE)
@@ -79,19 +81,9 @@ def forward_kernel(
     if HAS_MASK:
         mask += batch * mask_strides[0] + head * mask_strides[1]
 
-    start, stop = key_range(first_row, queries, keys, BLOCK_M, CAUSAL, WINDOW)
-    start = start // BLOCK_N * BLOCK_N
-    # keys that every query of the block sees need no check
-    whole_start, whole_stop = start, stop // BLOCK_N * BLOCK_N
-    if CAUSAL:
-        whole_stop = tl.minimum(whole_stop, tl.maximum(first_row + (keys - queries) + 1, 0) // BLOCK_N * BLOCK_N)
-        if WINDOW > 0:
-            unseen = tl.maximum(first_row + BLOCK_M + (keys - queries) - WINDOW, 0)
-            whole_start = tl.minimum((unseen + BLOCK_N - 1) // BLOCK_N * BLOCK_N, stop)
-    if HAS_MASK:
-        whole_stop = whole_start
-    whole_stop = tl.maximum(whole_start, whole_stop)
-
+    start, whole_start, whole_stop, stop = key_parts(
+        first_row, queries, keys, BLOCK_M, BLOCK_N, CAUSAL, WINDOW, HAS_MASK
+    )
     lambdas = tl.load(at(lam, lam_strides, batch, head, first_query + rows), mask=rows < queries, other=0.0)
     state = initial_state(BLOCK_M, BLOCK_DV)
     if WINDOW > 0:

@@ -6,6 +6,7 @@ On a CPU they run only under Triton's interpreter (``TRITON_INTERPRET=1``), for 
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -20,6 +21,8 @@ from antiphase.ops.triton.decode import join_kernel, span_kernel
 from antiphase.ops.triton.forward import forward_kernel
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
+HAS_COMPILER = any((triton.knobs.build.cc, shutil.which("gcc"), shutil.which("clang")))
+"""Triton compiles the code that launches kernels with one of these."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST, WIDEST_VALUE = 128, 256
 REMEDY = 'use impl="blockwise", or attn_implementation="antiphase" for a model'
@@ -43,28 +46,31 @@ class Blocks(NamedTuple):
 
 
 HALF = {
-    "forward": (Blocks(128, 64, 8, 3), Blocks(64, 32, 8, 2)),
-    "keys": (Blocks(64, 64, 8, 2), Blocks(32, 64, 8, 1)),
-    "queries": (Blocks(128, 64, 8, 2), Blocks(64, 32, 8, 2)),
-    "span": (Blocks(LEAST_BLOCK, 64, 4, 3), Blocks(LEAST_BLOCK, 32, 4, 2)),
+    "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 3)),
+    "keys": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 1), Blocks(64, 64, 8, 2)),
+    "queries": (Blocks(64, 32, 4, 3), Blocks(64, 32, 4, 2), Blocks(128, 32, 8, 2)),
+    "span": (Blocks(LEAST_BLOCK, 64, 4, 3), Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 32, 4, 2)),
 }
-HALF_BEFORE_9 = {
-    **HALF,
-    "forward": (Blocks(128, 32, 8, 2), Blocks(32, 64, 8, 1)),
-    "keys": (Blocks(32, 64, 8, 2), Blocks(32, 64, 8, 1)),
-    "queries": (Blocks(128, 32, 8, 2), Blocks(64, 32, 8, 2)),
-}
-"""For GPUs before compute capability 9, which also hold the operands of matrix products in registers."""
-FULL = {
-    "forward": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
-    "keys": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
-    "queries": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
-    "span": (Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 16, 4, 2)),
-}
-"""Block sizes by kernel, for widths up to 64 with values up to 128, and for wider ones: the largest blocks that hardly
-spill registers in causal half-precision calls, compiled for sm_90 or sm_80 (``benchmarks/compiled_kernels.py``). They
-were not chosen by measured time.
+"""Block sizes by kernel for widths up to 64 with values up to 128, wider ones with values up to 128 (V2), and wider
+values (V1); for compute capability 9, chosen by time on an H200. There four warps share at least 64 rows of a product:
+with fewer rows per group of four, groups of warps would compute the same scores.
 """
+HALF_BEFORE_9 = {
+    "forward": (Blocks(128, 32, 8, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
+    "keys": (Blocks(64, 64, 8, 1), Blocks(64, 32, 8, 1), Blocks(64, 32, 8, 1)),
+    "queries": (Blocks(128, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
+    "span": HALF["span"],
+}
+"""For earlier GPUs, which hold the operands of matrix products in registers: blocks that hardly spill in causal calls
+(``benchmarks/compiled_kernels.py``). They were not chosen by time.
+"""
+FULL = {
+    "forward": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1)),
+    "keys": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1), Blocks(16, 32, 8, 1)),
+    "queries": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1), Blocks(16, 32, 8, 1)),
+    "span": (Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 16, 4, 2), Blocks(LEAST_BLOCK, 16, 4, 2)),
+}
+"""For fp32, by the same rule, on all GPUs."""
 
 
 def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype, major: int) -> Blocks:
@@ -75,7 +81,7 @@ def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype, maj
     if kernel in _OVERRIDES:
         return _OVERRIDES[kernel]
     table = FULL if dtype == torch.float32 else HALF if major >= 9 else HALF_BEFORE_9
-    return table[kernel][width > 64 or value_width > 128]
+    return table[kernel][0 if width <= 64 and value_width <= 128 else 1 if value_width <= 128 else 2]
 
 
 _OVERRIDES: dict[str, Blocks] = {}
@@ -120,6 +126,8 @@ def why_not_on(device: torch.device) -> str | None:
                 "the Triton kernels need an NVIDIA GPU of compute capability 8.0 or newer with 163 KiB of shared "
                 f"memory for a block of threads, such as A100 or H100; {gpu.name} is not one of them; {REMEDY}"
             )
+        if not HAS_COMPILER:
+            return f"the Triton kernels need a C compiler such as gcc, which compiles what launches them; {REMEDY}"
         return None
     if device.type == "cpu" and INTERPRETED:
         return None
@@ -279,36 +287,22 @@ def triton_attention_backward(
     shape = call.shape
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
     deltas = _deltas(call, grad, out, second, logsumexp)
-    is_exact = torch.are_deterministic_algorithms_enabled()
-    summed = query.dtype if is_exact else torch.float32
-    written = torch.empty if out.numel() and shape.keys else torch.zeros
-    grad_query, grad_key, grad_value = (
-        make(tensor.shape, dtype=dtype, device=query.device)
-        for make, tensor, dtype in (
-            (written if is_exact else torch.zeros, query, summed), (written, key, key.dtype),
-            (written, value, value.dtype),
-        )
-    )  # fmt: skip
-    blocks = call.blocks("keys")
-    tensors = (
-        call.query, call.key, call.value, call.lam, call.mask, grad, logsumexp, deltas, *call.edges, grad_query,
-    )  # fmt: skip
-    numbers = (*call.strides(), grad.stride()[:3], *call.sizes, scale * math.log2(math.e), scale)
-    packed = {"PACKED": query_edges is not None}
+    make = torch.empty if out.numel() and shape.keys else torch.zeros
+    grad_query, grad_key, grad_value = (make(t.shape, dtype=t.dtype, device=t.device) for t in (query, key, value))
     if out.numel() and shape.keys:
+        tensors = call.query, call.key, call.value, call.lam, call.mask, grad, logsumexp, deltas, *call.edges
+        numbers = (*call.strides(), grad.stride()[:3], *call.sizes, scale * math.log2(math.e), scale)
+        options = {**call.constants, "PACKED": query_edges is not None}
+        blocks = call.blocks("keys")
         grid = (call.sequences * shape.value_heads, _block_count(longest_key, blocks.keys))
         with torch.cuda.device_of(query):
-            keys_kernel[grid](
-                *tensors, grad_key, grad_value, *numbers, **call.constants, **packed, **_options(blocks),
-                ATOMIC=not is_exact,
-            )  # fmt: skip
-        if is_exact:
-            blocks = call.blocks("queries")
-            grid = (call.sequences * shape.heads, _block_count(longest_query, blocks.queries))
-            with torch.cuda.device_of(query):
-                queries_kernel[grid](*tensors, *numbers, **call.constants, **packed, **_options(blocks))
+            keys_kernel[grid](*tensors, grad_key, grad_value, *numbers, **options, **_options(blocks))
+        blocks = call.blocks("queries")
+        grid = (call.sequences * shape.heads, _block_count(longest_query, blocks.queries))
+        with torch.cuda.device_of(query):
+            queries_kernel[grid](*tensors, grad_query, *numbers, **options, **_options(blocks))
     return (
-        grad_query.to(query.dtype),
+        grad_query,
         grad_key,
         grad_value,
         (-deltas[:, :, 1]).sum_to_size(lam.shape).to(lam.dtype).contiguous(),

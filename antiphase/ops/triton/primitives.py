@@ -47,13 +47,6 @@ def store_rows(base, stride, rows, length, tile, BLOCK: tl.constexpr, WIDTH: tl.
 
 
 @triton.jit
-def add_rows(base, stride, rows, length, tile, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
-    """Add to fp32 rows atomically, because other programs add to them as well."""
-    place, inside = row_pointers(base, stride, rows, length, BLOCK, WIDTH)
-    tl.atomic_add(place, tile, mask=inside, sem="relaxed")
-
-
-@triton.jit
 def extent(edges, index, length, PACKED: tl.constexpr):
     """First row and number of rows of a sequence, either the whole tensor or between two edges."""
     start = 0
@@ -92,44 +85,76 @@ def visible_pairs(
     rows, columns, queries, keys, mask, mask_strides,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
-    """Which of the (n, m) query-key pairs exist and are visible.
+    """Which pairs of queries ``rows`` and keys ``columns``, as (n, 1) and (1, m) or (1, n) and (m, 1), are visible.
 
-    ``mask`` points to the mask of a batch row and head or, as (n, 1), to that of each query.
+    ``mask`` points to the mask of a batch row and head or, in the shape of ``rows``, to that of each query.
     """
-    seen = (rows < queries)[:, None] & (columns < keys)[None, :]
+    seen = (rows < queries) & (columns < keys)
     if CAUSAL:
-        distance = rows[:, None] + (keys - queries) - columns[None, :]
+        distance = rows + (keys - queries) - columns
         seen = seen & (distance >= 0)
         if WINDOW > 0:
             seen = seen & (distance < WINDOW)
     if HAS_MASK:
-        place = mask + rows.to(tl.int64)[:, None] * mask_strides[2] + columns.to(tl.int64)[None, :] * mask_strides[3]
+        place = mask + rows.to(tl.int64) * mask_strides[2] + columns.to(tl.int64) * mask_strides[3]
         seen = seen & (tl.load(place, mask=seen, other=0) != 0)
     return seen
 
 
 @triton.jit
-def key_range(first_row, queries, keys, BLOCK_M: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """The first key and the last key, exclusive, that any of BLOCK_M queries from ``first_row`` sees."""
+def key_parts(
+    first_row, queries, keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+):  # fmt: skip
+    """Edges of three parts of the keys that any of BLOCK_M queries from ``first_row`` sees; all of them see the second.
+
+    The last edge is the last key, exclusive; the others are multiples of BLOCK_N. The first part is empty unless there
+    is a window, and the second if there is a mask.
+    """
     start, stop = 0, keys
     if CAUSAL:
         last = tl.minimum(first_row + BLOCK_M, queries) + (keys - queries)
         stop = tl.minimum(keys, tl.maximum(last, 0))
         if WINDOW > 0:
-            start = tl.maximum(0, first_row + (keys - queries) - WINDOW + 1)
-    return start, stop
+            start = tl.maximum(0, first_row + (keys - queries) - WINDOW + 1) // BLOCK_N * BLOCK_N
+    whole_start, whole_stop = start, stop // BLOCK_N * BLOCK_N
+    if CAUSAL:
+        whole_stop = tl.minimum(whole_stop, tl.maximum(first_row + (keys - queries) + 1, 0) // BLOCK_N * BLOCK_N)
+        if WINDOW > 0:
+            unseen = tl.maximum(first_row + BLOCK_M + (keys - queries) - WINDOW, 0)
+            whole_start = tl.minimum((unseen + BLOCK_N - 1) // BLOCK_N * BLOCK_N, stop)
+    if HAS_MASK:
+        whole_stop = whole_start
+    return start, whole_start, tl.maximum(whole_start, whole_stop), stop
 
 
 @triton.jit
-def query_range(first_key, queries, keys, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """The first query and the last query, exclusive, that see any of BLOCK_N keys from ``first_key``."""
+def query_parts(
+    first_key, queries, keys, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+):  # fmt: skip
+    """Edges of three parts of the queries that see any of BLOCK_N keys from ``first_key``; the second sees all of them.
+
+    The last edge is the last query, exclusive; the others are multiples of BLOCK_M, so that a part can end with rows
+    beyond the last query, whose weights are 0. The third part is empty unless there is a window, and the second if
+    there is a mask or the block has fewer keys.
+    """
     start, stop = 0, queries
     if CAUSAL:
-        start = tl.maximum(0, first_key - (keys - queries))
+        start = tl.maximum(0, first_key - (keys - queries)) // BLOCK_M * BLOCK_M
         if WINDOW > 0:
             last = tl.minimum(first_key + BLOCK_N, keys) - (keys - queries) + WINDOW - 1
             stop = tl.minimum(queries, tl.maximum(last, 0))
-    return start, stop
+    whole_start, whole_stop = start, stop
+    if CAUSAL:
+        whole_start = tl.maximum(first_key + BLOCK_N - 1 - (keys - queries), 0)
+        whole_start = (whole_start + BLOCK_M - 1) // BLOCK_M * BLOCK_M
+        if WINDOW > 0:
+            whole_stop = tl.maximum(first_key - (keys - queries) + WINDOW, 0) // BLOCK_M * BLOCK_M
+    if HAS_MASK or first_key + BLOCK_N > keys:
+        whole_start = stop
+    whole_start = tl.maximum(start, tl.minimum(whole_start, stop))
+    return start, whole_start, tl.maximum(whole_start, tl.minimum(whole_stop, stop)), stop
 
 
 @triton.jit

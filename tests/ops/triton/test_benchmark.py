@@ -109,12 +109,14 @@ def test_the_benchmark(small, monkeypatch):
 def test_the_suite_of_a_gpu():
     suite = attention.suite_of("cuda", quick=False)
 
-    def batches(*wanted):
-        return [case.batch for case in suite.cells if (case.task, case.length, case.width) == wanted]
+    def batches(*wanted, dtype=torch.bfloat16):
+        wanted = (*wanted, dtype)
+        return [case.batch for case in suite.cells if (case.task, case.length, case.width, case.dtype) == wanted]
 
     assert batches("forward", 4096, 64) == [4]
     assert batches("forward + backward", 16384, 128) == [1]
     assert batches("decode", 16384, 64) == [64, 1]
-    assert {case.dtype for case in suite.cells} == {torch.bfloat16}
+    assert batches("forward + backward", 4096, 64, dtype=torch.float32) == [1]
+    assert all(case.dtype == torch.bfloat16 for case in (*suite.cells[:-1], *suite.memory_cells))
     assert {case.device for case in suite.cells} == {"cuda"}
     assert (suite.impl, suite.compared) == ("triton", COMPARED_ON_GPU)

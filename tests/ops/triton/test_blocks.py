@@ -30,7 +30,7 @@ def test_overridden_blocks_are_restored():
     assert launch.blocks_of("forward", 64, 128, torch.bfloat16, 9) == usual
 
 
-@pytest.mark.parametrize("kernel", ["forward", "keys", "span"])
+@pytest.mark.parametrize("kernel", ["forward", "keys", "queries", "span"])
 def test_other_blocks_compute_the_same(kernel, case):
     for trial in block_sizes.trials(case, {kernel: [SMALL]}):
         found, expected = (block_sizes.results_of(trial, own, 0) for own in (SMALL, trial.usual))
@@ -61,7 +61,9 @@ def test_the_quickest_of_both_versions_is_chosen(case, monkeypatch):
     whys = [(row["scheme"], tuple(row["blocks"]), row["why"]) for row in found["rows"] if row["why"]]
     assert ("V1", tuple(candidates[2]), "out of resources") in whys
     assert any(scheme == "V1" and why == "it computes something else" for scheme, _, why in whys)
-    assert all(row["ratio"] == row["seconds"] / 4.0 for row in found["rows"] if row["why"] is None)
+    assert all(
+        row["ratio"] == clock[str(launch.Blocks(*row["blocks"]))] / 4.0 for row in found["rows"] if row["why"] is None
+    )
 
 
 def test_results_that_differ_by_more_than_roundings_do_not_agree(case):

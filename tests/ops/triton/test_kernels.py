@@ -344,7 +344,7 @@ def test_a_model_runs_on_the_kernels(attention_type, window, monkeypatch):
         num_attention_heads=4, max_position_embeddings=64,
         **({} if window is None else {"sliding_window": window, "layer_types": ["sliding_attention"] * 2}),
     )  # fmt: skip
-    model = AntiphaseForCausalLM(config)
+    model = AntiphaseForCausalLM(config).to(torch.get_default_device())  # transformers decides where models begin
     ids = torch.randint(1, 20, (2, 40))  # more than a step of decoding takes
     seen = torch.ones_like(ids)
     seen[0, :4] = 0
