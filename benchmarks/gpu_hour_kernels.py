@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from antiphase.benchmarks import attention, block_sizes, model
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU
 from antiphase.benchmarks.schemes import Case
 from antiphase.errors import InputError
-from antiphase.ops.triton.launch import INTERPRETED, Blocks, override_blocks
+from antiphase.ops.triton.launch import INTERPRETED, Blocks
 from antiphase.records import Record
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,27 +136,28 @@ def counted(pieces: dict[str, Any]) -> dict[str, Any]:
 
 
 def time_attention(stage: Stage) -> int:
-    """Stage ``attention``: time block sizes, then run the operator's benchmark in its short form with the best ones."""
+    """Stage ``attention``: time candidates for blocks, and run the operator's benchmark in its short form.
+
+    The benchmark uses the blocks of ``ops/triton/launch.py``, where the best ones are entered by hand.
+    """
     _check_interpreter(stage)
     kept = Kept(stage)
     suite, trials = _attention_suite(stage), _trials(stage)
     _compiled(stage, kept, trials, suite)
     rounds: dict[str, Any] = {"rounds": 3, "seconds": 0.0} if stage.is_rehearsal else {}
     found = block_sizes.timed_blocks(trials, piece=kept, say=stage.say, **rounds)
-    chosen, refused = _verified(stage, kept, suite, found["chosen"])
-    with override_blocks(chosen), _few_rounds(stage):
+    with _few_rounds(stage):
         record = attention.benchmark_attention(quick=True, device=stage.device, suite=suite, piece=kept, say=stage.say)
-    _keep(
-        kept, record,
-        {"blocks": {**found, "chosen": {kernel: list(own) for kernel, own in chosen.items()}, "refused": refused}},
-    )  # fmt: skip
+    fastest = {kernel: list(own) for kernel, own in found["chosen"].items()}
+    _keep(kept, record, {"blocks": {**found, "chosen": fastest}})
     for row in record.values["rows"]:
         stage.say(
-            f"{row['task']}, batch {row['batch']}: {row['subject']} / {row['baseline']} = {row['ratio']:.2f}, "
+            f"{row['task']}, {row['dtype']}, {row['length']}, width {row['width']}, batch {row['batch']}: "
+            f"{row['subject']} / {row['baseline']} = {row['ratio']:.2f}, "
             f"{row['subject_seconds'] * 1e3:.3f} ms"
         )
-    for kernel, own in chosen.items():
-        stage.say(f"blocks of {kernel}: {own}")
+    for kernel, own in fastest.items():
+        stage.say(f"fastest blocks of {kernel}: {own}")
     return _ended(stage, [*found["left_out"], *record.values["left_out"]])
 
 
@@ -198,8 +200,8 @@ def _compiled(stage: Stage, kept: Kept, trials: Sequence[block_sizes.Trial], sui
     with multiprocessing.get_context("spawn").Pool(workers) as pool:  # its processes end with the block
         tasks = [pool.apply_async(block_sizes.run_once, one) for one in work]
         tasks += [
-            pool.apply_async(_one_form, (suite.widths[0], suite.dtypes, stage.device, suite.check_length, form))
-            for form in ("V1", "V2")
+            pool.apply_async(_one_form, (width, (dtype,), stage.device, suite.check_length, form))
+            for width, dtype, form in product(suite.widths, suite.dtypes, ("V1", "V2"))
         ]
         try:
             for task in tasks:
@@ -219,44 +221,16 @@ def _one_form(width: int, dtypes: Sequence[torch.dtype], device: str, length: in
         sys.stderr.write(f"{form}: {error}\n")
 
 
-def _verified(
-    stage: Stage, kept: Kept, suite: attention.Suite, chosen: dict[str, Blocks]
-) -> tuple[dict[str, Blocks], str | None]:
-    """The chosen blocks if results are correct with them, else none and the reason; the current blocks are then timed.
-
-    Everything that is timed passes the correctness check again, with the blocks that are timed.
-    """
-
-    def checked() -> dict[str, Any]:
-        with override_blocks(chosen):
-            try:
-                return {"rows": attention.check_suite(suite, 0, stage.device), "why": None}
-            except RuntimeError as error:
-                return {"rows": [], "why": str(error)}
-
-    found = kept("gate of the chosen blocks", checked)
-    if found is not None and found["why"] is None:
-        return chosen, None
-    why = "no time was left to check them" if found is None else found["why"]
-    stage.say(f"the chosen blocks are not taken: {why}")
-    return {}, why
-
-
 def time_models(stage: Stage) -> int:
-    """Stage ``model``: the short benchmark of complete models, with the block sizes that ``attention`` chose."""
+    """Stage ``model``: the short benchmark of complete models."""
     kept = Kept(stage)
-    chosen = {}
-    if stage.record("attention").is_file():
-        found = stage.earlier("attention").values.get("blocks", {}).get("chosen", {})
-        chosen = {kernel: Blocks(*own) for kernel, own in found.items()}
     setting = None
     if stage.is_rehearsal:
         sizes = {**model.SIZES, "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
                  "num_attention_heads": 4}  # fmt: skip
         setting = model.Setting(sizes, (16, 32), 32, is_half=True)
-    with override_blocks({} if stage.is_rehearsal else chosen):
-        record = model.benchmark_model(quick=True, device=stage.device, setting=setting, piece=kept, say=stage.say)
-    _keep(kept, record, {"blocks": {kernel: list(own) for kernel, own in chosen.items()}})
+    record = model.benchmark_model(quick=True, device=stage.device, setting=setting, piece=kept, say=stage.say)
+    _keep(kept, record, {})
     for row in record.values["rows"]:
         stage.say(
             f"{row['task']}, {row['length']} tokens: {row['subject']} / {row['baseline']} = {row['ratio']:.2f}, "

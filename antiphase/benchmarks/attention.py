@@ -117,7 +117,8 @@ def _on_gpu(device: str, *, quick: bool) -> Suite:
     memory = [case for case in found if case.task != "decode" and case.width == WIDTH and case.dtype == torch.bfloat16]
     return Suite(
         found, memory, COMPARED_ON_GPU, (FUSED, FLASH, FLASH_DIFFLLAMA, FUSED_V2), "triton",
-        (torch.bfloat16,) if quick else CHECKED_ON_GPU, may_fail=True, widths=(WIDTH,) if quick else (32, 64, 128),
+        (torch.bfloat16, torch.float32) if quick else CHECKED_ON_GPU, may_fail=True,
+        widths=(WIDTH, 2 * WIDTH) if quick else (32, 64, 128),
     )  # fmt: skip
 
 
