@@ -34,8 +34,8 @@ ARCHITECTURES = (80, 90, 100)
 WIDTHS = (64, 128)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BASE = {
-    "CAUSAL": True, "WINDOW": 0, "HAS_MASK": False, "PACKED": False, "SAVE": True, "ATOMIC": True, "PARTS": 1,
-    "ROWS": 16, "RAISE": False,
+    "CAUSAL": True, "WINDOW": 0, "HAS_MASK": False, "PACKED": False, "SAVE": True, "PARTS": 1, "ROWS": 16,
+    "RAISE": False,
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "not causal": {"CAUSAL": False},
@@ -43,12 +43,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "masked": {"HAS_MASK": True, "CAUSAL": False},
     "windows and masked": {"WINDOW": 512, "HAS_MASK": True},
     "packed": {"PACKED": True},
-    "one order of additions": {"ATOMIC": False},
     "inference, values in halves, 32 rows": {"SAVE": False, "PARTS": 2, "ROWS": 32},
 }
 """Options of calls; each is compiled at width 64 for the first version, and masked calls at 128 too."""
 OTHER_SIZES = ((32, "bf16"), (80, "bf16"), (64, "fp16"), (64, "fp32"), (128, "fp32"))
-INPUTS = {"query", "key", "value", "out", "grad", "grad_key", "grad_value"}
+INPUTS = {"query", "key", "value", "out", "grad", "grad_query", "grad_key", "grad_value"}
 FULL = {"lam", "second", "logsumexp", "deltas", "sums", "highest", "totals"}
 POINTERS = {"mask": "*u8", "query_edges": "*i32", "key_edges": "*i32"}
 NUMBERS = {"scale": "fp32", "factor": "fp32"}
@@ -113,7 +112,6 @@ def _compile(
     names = kernel.arg_names
     present = {"mask"} if constants["HAS_MASK"] else set()
     present |= {"query_edges", "key_edges"} if constants["PACKED"] else set()
-    summed = "fp32" if constants["ATOMIC"] and kernel is keys_kernel else dtype
     constants = {name: value for name, value in constants.items() if name in names}
     constants.update(dict.fromkeys((POINTERS.keys() - present) & set(names)))
     fixed: dict[tuple[int, ...], Any] = {(names.index(name),): value for name, value in constants.items()}
@@ -131,8 +129,8 @@ def _compile(
         elif name in POINTERS:
             signature[name] = POINTERS[name]
             attributes[index,] = [["tt.divisibility", 16]]
-        elif name in INPUTS | FULL or name == "grad_query":
-            signature[name] = f"*{summed if name == 'grad_query' else 'fp32' if name in FULL else dtype}"
+        elif name in INPUTS | FULL:
+            signature[name] = f"*{'fp32' if name in FULL else dtype}"
             attributes[index,] = [["tt.divisibility", 16]]
         else:
             signature[name] = NUMBERS.get(name, "i32")

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbourin
 import attack_tables
 import cluster_tables
 import evidence_tables
+import gpu_tables
 import operator_tables
 import real_model_tables
 import suites_tables
@@ -431,6 +432,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "classifiers": classifiers,
     "translation": lambda: of_report("translate", translation.models),
     "kernels": kernels,
+    "gpu": gpu_tables.operator,
+    "gpu-models": gpu_tables.models,
     "losses": operator_tables.losses,
     "loops": loops,
     "dependency": dependency,

@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from antiphase.benchmarks.conditions import Condition, conditions
-from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, FLASH, FLASH_DIFFLLAMA, FLEX, FUSED, FUSED_V2
+from antiphase.benchmarks.gpu_schemes import (
+    BY_BLOCKS,
+    BY_BLOCKS_V2,
+    COMPARED_ON_GPU,
+    FLASH,
+    FLASH_DIFFLLAMA,
+    FLEX,
+    FUSED,
+    FUSED_V2,
+)
 from antiphase.benchmarks.memory import peak_extra_bytes
 from antiphase.benchmarks.pieces import Piece, Pieces, at_once
 from antiphase.benchmarks.schemes import (
@@ -289,8 +298,12 @@ def _memory(case: Case, schemes: Sequence[Scheme], seed: int) -> list[dict[str, 
 
 
 def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
-    if case.device != "cpu":  # compiling FlexAttention takes longer than timing it
-        return scheme is not FLEX or (case.length <= LONGEST_OF_ALL and case.dtype != torch.float32)
+    if case.device != "cpu":
+        if scheme is FLEX:  # compiling it takes longer than timing it
+            return case.length <= LONGEST_OF_ALL and case.dtype != torch.float32
+        if scheme in (BY_BLOCKS, BY_BLOCKS_V2):  # a hundred times as slow in half precision
+            return case.length <= LONGEST_OF_ALL and (not quick or case.dtype == torch.float32)
+        return True
     if scheme.cache_dtype == case.dtype:  # the ordinary method again
         return False
     if scheme.holds_maps:

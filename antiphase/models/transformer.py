@@ -166,6 +166,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             if self.config._attn_implementation in BUILT_IN:
                 refuse_unknown(kwargs)  # transformers' functions ignore what they do not know
             check_packing(kwargs, given, position_ids, attention_mask, past_key_values)
+        told = position_ids
         if position_ids is None:
             position_ids = (torch.arange(given.shape[1], device=given.device) + seen).unsqueeze(0)
         rows, tokens = given.shape[0], given.shape[1]  # exported programs would keep what len returns
@@ -176,7 +177,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             kwargs["exchange"] = exchange
         hidden_states: Tensor = given if input_ids is None else self.embed_tokens(given)
         whole = hidden_states if exchange is None else hidden_states.new_empty(rows, tokens, 0)
-        masks = self._masks(whole, attention_mask, past_key_values, position_ids)
+        masks = self._masks(whole, attention_mask, past_key_values, told)
         if use_cache and past_key_values is None:
             # After the masks, because create_causal_mask looks for packed sequences only if there is no cache.
             past_key_values = DynamicCache(config=self.config)
@@ -201,9 +202,13 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         inputs_embeds: Tensor,
         attention_mask: Tensor | dict[str, Tensor | None] | None,
         past_key_values: Cache | None,
-        position_ids: Tensor,
+        position_ids: Tensor | None,
     ) -> dict[str, Tensor | None]:
-        """The mask of each type of layer; embeddings (B, N, …) are only asked for their shape, dtype and device."""
+        """The mask of each type of layer; embeddings (B, N, …) are only asked for their shape, dtype and device.
+
+        ``position_ids`` are those of the caller, by which packed texts are told apart. Positions counted here would
+        only make a compiled model form a mask of all pairs, because transformers cannot look at them while compiling.
+        """
         if isinstance(attention_mask, dict):  # generate passes a dict of masks for caches of fixed length
             return attention_mask
         return {

@@ -4,6 +4,7 @@ import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache, Trainer, TrainingArguments, pipeline
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from antiphase import AntiphaseForCausalLM, differential_config
 from antiphase.baselines.models.configs import RecurrentConfig, VanillaConfig
@@ -11,6 +12,7 @@ from antiphase.baselines.models.recurrent import RecurrentForCausalLM
 from antiphase.baselines.models.vanilla import VanillaForCausalLM
 from antiphase.data.prepare import symbol_tokenizer
 from antiphase.data.retrieval import SymbolLanguage
+from antiphase.interface import antiphase_mask
 from support.models import ids_of
 
 KINDS = ["softmax", "differential", "differential_v2"]
@@ -105,6 +107,29 @@ def test_the_decoding_step_compiles_with_a_static_cache(tiny_model, kind):
         for place in range(8, 12):
             found = step(ids[:, place : place + 1], past_key_values=cache, position_ids=torch.tensor([[place]])).logits
             torch.testing.assert_close(found[:, 0], expected[:, place], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["differential", "vanilla"])
+def test_a_compiled_model_needs_no_mask_of_all_pairs(tiny_model, kind, monkeypatch):
+    """Causality alone is no mask, unless the caller's positions could tell several texts apart."""
+    masks = []
+
+    def remembered(*args, **kwargs):
+        masks.append(antiphase_mask(*args, **kwargs))
+        return masks[-1]
+
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS._global_mapping, "antiphase", remembered)
+    if kind == "vanilla":
+        sizes = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2, "is_causal": True}
+        model = VanillaForCausalLM(VanillaConfig(**sizes, attn_implementation="antiphase")).eval()
+    else:
+        model = tiny_model(kind)
+    model, ids = model.double(), ids_of(2, 12)
+    for positions, has_mask in ((None, False), (torch.arange(12)[None], True)):
+        masks.clear()
+        found = torch.compile(model, backend="eager")(ids, position_ids=positions).logits
+        assert [mask is not None for mask in masks] == [has_mask]
+        torch.testing.assert_close(found, model(ids).logits)
 
 
 @pytest.mark.parametrize("kind", [pytest.param("softmax", marks=pytest.mark.slow), "differential_v2"])

@@ -1,9 +1,11 @@
 """The contract of ``differential_attention``: what it refuses, packed sequences, autocast."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from antiphase import differential_attention
 from antiphase.ops import api
@@ -128,3 +130,20 @@ def test_sequences_without_tokens_are_served_with_a_window_too(impl):
     for packed in ({}, {"cu_seqlens_q": edges, "cu_seqlens_k": edges}):
         found = differential_attention(query, key, value, 0.5, sliding_window=3, impl=impl, **packed)
         assert found.shape == (1, 2, 0, 16)
+
+
+@pytest.mark.parametrize(("has_triton", "reason", "chosen"), [
+    (True, None, "triton"), (True, "too wide", "auto"), (False, None, "auto"),
+])  # fmt: skip
+def test_auto_takes_the_gpu_kernels_where_they_run(monkeypatch, has_triton, reason, chosen):
+    asked = []
+    kernels = SimpleNamespace(why_not=lambda query, value_width: asked.append(value_width) or reason)
+    monkeypatch.setattr(api, "HAS_TRITON", has_triton)
+    monkeypatch.setattr(api, "_launch", lambda: kernels)
+    with FakeTensorMode():  # a CUDA tensor without a GPU
+        query = torch.empty(1, 4, 8, 16, device="cuda", dtype=torch.bfloat16)
+    assert api._resolve_impl("auto", query, 32, 0.25) == chosen
+    assert api._resolve_impl("blockwise", query, 32, 0.25) == "blockwise"
+    assert asked == [32] * has_triton
+    with pytest.raises(ValueError, match="native kernels"):
+        api._resolve_impl("native", query, 32, 0.25)

@@ -208,12 +208,13 @@ class VanillaModel(VanillaPreTrainedModel):
             raise ValueError("past_key_values cannot be used in an encoder, whose tokens see those that come later")
         seen = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
         real = self._real_tokens(inputs_embeds, attention_mask, seen)
+        told = position_ids  # without the caller's positions nothing is packed, and compiled models need no mask
         if position_ids is None:
             position_ids = self._positions(inputs_embeds, attention_mask, seen)
         masks: dict[str, Any] = {"config": self.config, "inputs_embeds": inputs_embeds}
         if self.is_causal:
             mask = create_causal_mask(
-                **masks, attention_mask=attention_mask, past_key_values=past_key_values, position_ids=position_ids
+                **masks, attention_mask=attention_mask, past_key_values=past_key_values, position_ids=told
             )
         else:
             mask = create_bidirectional_mask(**masks, attention_mask=attention_mask)

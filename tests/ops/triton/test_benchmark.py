@@ -59,7 +59,7 @@ def test_every_way_gives_the_reference(task, name, small):
 def test_the_price_is_that_of_the_formulas():
     case = Case(4096, 8, 64, torch.bfloat16, "forward + backward", batch=4)
     fused, flash = EVERY["forward", "V1"], EVERY["forward", "flash"]
-    assert fused.flops(case) / flash.flops(case) == pytest.approx(16 / 14)
+    assert fused.flops(case) / flash.flops(case) == pytest.approx(20 / 14)
     assert flash.flops(case) == 2 * 14 * 64 * 4 * 8 * 4096 * 4097 // 2
 
 
@@ -74,11 +74,15 @@ def unable(*tensors):
     raise RuntimeError("No available kernel.\nAborting execution.")
 
 
+NOT_HERE = (CUDNN, FLEX, gpu_schemes.BY_BLOCKS, gpu_schemes.BY_BLOCKS_V2)
+"""What a processor lacks, or the short form leaves out."""
+
+
 @pytest.mark.slow
 def test_the_benchmark(small, monkeypatch):
     cases = [small(33, task) for task in COMPARED_ON_GPU]
     known = {
-        task: [(one, [other for other in others if other not in (CUDNN, FLEX)]) for one, others in pairs]
+        task: [(one, [other for other in others if other not in NOT_HERE]) for one, others in pairs]
         for task, pairs in COMPARED_ON_GPU.items()
     }
     lacking = replace(CUDNN, run=unable)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-SHARED = 163 * 1024
-"""Bytes of shared memory that the kernels ask of a GPU for a block of threads (``launch.SHARED_BYTES``)."""
+SHARED = {80: 163 * 1024, 90: 227 * 1024}
+"""Bytes of shared memory that a GPU gives to a block of threads, by architecture."""
 SPILLED = 256
 """Bytes of a thread that may go to memory and back."""
 CODE = """
@@ -28,7 +28,7 @@ def compiled(*calls):
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     rows = json.loads(said.stdout.splitlines()[-1])
-    assert all(row["shared"] <= SHARED for row in rows)
+    assert all(row["shared"] <= SHARED[row["architecture"]] for row in rows)
     return rows
 
 
@@ -42,10 +42,10 @@ def test_kernels_compile_and_fit(key_maps, architecture):
 
 @pytest.mark.slow
 def test_other_options_of_a_call_compile():
-    variants = "windows and masked", "packed", "one order of additions", "inference, values in halves, 32 rows"
+    variants = "windows and masked", "packed", "inference, values in halves, 32 rows"
     rows = compiled(*((64, 2, "bf16", 90, variant) for variant in variants), (64, 2, "bf16", 80))
     kernels = {(row["variant"], row["kernel"].removesuffix("_kernel")) for row in rows}
-    assert {("windows and masked", "span"), ("packed", "queries"), ("one order of additions", "keys")} <= kernels
+    assert {("windows and masked", "span"), ("packed", "queries"), ("packed", "keys")} <= kernels
     assert {(variants[-1], "forward"), (variants[-1], "join"), (None, "forward")} <= kernels
     assert all(row["spilled"] <= 2 * SPILLED for row in rows)
 

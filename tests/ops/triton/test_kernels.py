@@ -178,14 +178,7 @@ def test_the_ratio_of_the_maps_may_exceed_what_fp16_holds(queries):
     attention.assert_errs_at_most_twice(found, eager, exact)
 
 
-@pytest.fixture
-def one_order():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def test_the_order_of_additions_can_be_fixed(one_order):
+def test_options_together():
     query, key, value = inputs(1, 4, 2, 70, 90, 16, 32, 2)
     lam = torch.rand(1, 4, 70, requires_grad=True)
     edges = {
@@ -197,8 +190,13 @@ def test_the_order_of_additions_can_be_fixed(one_order):
         check(query, key, value, lam, **options)
 
 
-def test_the_order_of_additions_in_half_precision(one_order):
-    assert_half_precision(torch.bfloat16, 2, 1, 32, 64, {"is_causal": True})
+@pytest.mark.parametrize("key_maps", [1, 2])
+def test_two_calls_give_the_same_bits(key_maps):
+    """No sum depends on the order in which programs run."""
+    tensors = inputs(2, 4, 2, 200, 200, 32, 64, key_maps, dtype=torch.bfloat16)
+    lam = torch.rand(4, 1, requires_grad=True)
+    one, other = (run("triton", *tensors, lam, is_causal=True) for _ in range(2))
+    assert all(map(torch.equal, one, other))
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -249,7 +247,7 @@ def test_inputs_that_repeat_themselves():
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(0, 9), (9, 0)])
-def test_no_queries_or_no_keys_give_no_gradient(queries, keys, one_order):
+def test_no_queries_or_no_keys_give_no_gradient(queries, keys):
     query, key, value = inputs(1, 2, 1, queries, keys, 16, 16, 2)
     slopes = run("triton", query, key, value, torch.rand(2, 1, requires_grad=True))[1:]
     assert all((slope == 0).all() for slope in slopes)
@@ -349,7 +347,7 @@ def test_a_model_runs_on_the_kernels(attention_type, window, monkeypatch):
     seen = torch.ones_like(ids)
     seen[0, :4] = 0
     outputs, slopes, texts = [], [], []
-    for implementation in ("antiphase", "antiphase_triton"):
+    for implementation in ("eager", "antiphase_triton"):
         model.set_attn_implementation(implementation)
         model.train()
         loss = model(input_ids=ids, attention_mask=seen, labels=ids).loss
