@@ -14,6 +14,7 @@ Then, on the GPU machine, with the repository and ``runs/gpu-hour-data``; ``OUT`
     python benchmarks/gpu_hour.py pilot --records OUT --minutes 3
     python benchmarks/gpu_hour.py train --records OUT --minutes 9
     python benchmarks/gpu_hour.py model --records OUT --minutes 4
+    python benchmarks/gpu_hour.py profile --records OUT --minutes 1
     python benchmarks/gpu_hour.py continue --records OUT --minutes 5
 
 Records of earlier calls are copied into OUT before a stage begins: ``train`` and ``continue`` read ``pilot.json``, and
@@ -29,15 +30,17 @@ from pathlib import Path
 
 from gpu_hour_kernels import check_kernels, time_attention, time_models
 from gpu_hour_prepare import prepare_data
+from gpu_hour_profile import profile_steps
 from gpu_hour_stage import NoTime, Stage
 from gpu_hour_training import CALLS, continue_one, pilot, train
 
 from antiphase.errors import InputError, Interrupted
 from antiphase.training.device import choose_device
 
-MINUTES = {"prepare": 60.0, "kernels": 2.3, "attention": 4.0, "model": 4.0, "pilot": 3.0, "train": 9.0, "continue": 5.0}
+MINUTES = {"prepare": 60.0, "kernels": 2.3, "attention": 4.0, "model": 4.0, "profile": 1.0, "pilot": 3.0,
+           "train": 9.0, "continue": 5.0}  # fmt: skip
 """Minutes of each stage, unless --minutes is given."""
-STAGES = {"kernels": check_kernels, "attention": time_attention, "model": time_models}
+STAGES = {"kernels": check_kernels, "attention": time_attention, "model": time_models, "profile": profile_steps}
 
 
 def main() -> int:

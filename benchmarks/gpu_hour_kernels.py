@@ -221,14 +221,19 @@ def _one_form(width: int, dtypes: Sequence[torch.dtype], device: str, length: in
         sys.stderr.write(f"{form}: {error}\n")
 
 
+def model_setting(stage: Stage) -> model.Setting:
+    """How models are timed: as on any GPU, or in the rehearsal's sizes."""
+    if not stage.is_rehearsal:
+        return model.setting_of(stage.device)
+    sizes = {**model.SIZES, "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
+             "num_attention_heads": 4}  # fmt: skip
+    return model.Setting(sizes, (16, 32), 32, is_half=True)
+
+
 def time_models(stage: Stage) -> int:
     """Stage ``model``: the short benchmark of complete models."""
     kept = Kept(stage)
-    setting = None
-    if stage.is_rehearsal:
-        sizes = {**model.SIZES, "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
-                 "num_attention_heads": 4}  # fmt: skip
-        setting = model.Setting(sizes, (16, 32), 32, is_half=True)
+    setting = model_setting(stage)
     record = model.benchmark_model(quick=True, device=stage.device, setting=setting, piece=kept, say=stage.say)
     _keep(kept, record, {})
     for row in record.values["rows"]:

@@ -23,7 +23,7 @@ from antiphase.data.corpora import documents
 from antiphase.records import Record
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGES = ("kernels", "attention", "model", "pilot", "train", "continue")
+STAGES = ("kernels", "attention", "model", "profile", "pilot", "train", "continue")
 CHARACTERS = {"train": 400_000, "validation": 60_000}
 """Number of characters of the text that the rehearsal's models read."""
 POLL = 0.1
@@ -114,6 +114,8 @@ def _summary(output: Path, stage: str) -> dict[str, Any]:
         return {"blocks": values["blocks"]["chosen"], "comparisons": len(values["rows"]), "failed": values["failed"]}
     if stage == "model":
         return {"comparisons": len(values["rows"])}
+    if stage == "profile":
+        return {"kernels": {name: len(rows) for name, rows in values["models"].items()}}
     if stage == "pilot":
         return {"pace": values["pace"], "plan": values["plan"]}
     measured = [values["measured"]] if stage == "continue" else [p["measured"] for p in values["pieces"].values()]

@@ -50,7 +50,7 @@ def operator() -> list[list[str]]:
 def models() -> list[list[str]]:
     """A training step of models of 110M parameters on an H200, divided by that of others."""
     rows = Record.load(RECORDS / "model.json").values["rows"]
-    found = [["training step, 110M parameters, maps of 32", "divided by", "N = 4,096", "target"]]
+    found = [["training step, 110M parameters, maps of 64", "divided by", "N = 4,096", "target"]]
     names = {"antiphase differential": "V1", "antiphase differential_v2": "V2"}
     for words, subject, baseline, target in MODELS:
         cell = _row(rows, task="training step", length=4096, subject=subject, baseline=baseline)
