@@ -49,7 +49,7 @@ HALF = {
     "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 3)),
     "keys": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 1), Blocks(64, 64, 8, 2)),
     "queries": (Blocks(64, 32, 4, 3), Blocks(64, 32, 4, 2), Blocks(128, 32, 8, 2)),
-    "span": (Blocks(LEAST_BLOCK, 64, 4, 3), Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 32, 4, 2)),
+    "span": (Blocks(LEAST_BLOCK, 128, 4, 2), Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 32, 4, 2)),
 }
 """Block sizes by kernel for widths up to 64 with values up to 128, wider ones with values up to 128 (V2), and wider
 values (V1); for compute capability 9, chosen by time on an H200. There four warps share at least 64 rows of a product:
@@ -59,7 +59,7 @@ HALF_BEFORE_9 = {
     "forward": (Blocks(128, 32, 8, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
     "keys": (Blocks(64, 64, 8, 1), Blocks(64, 32, 8, 1), Blocks(64, 32, 8, 1)),
     "queries": (Blocks(128, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
-    "span": HALF["span"],
+    "span": (Blocks(LEAST_BLOCK, 64, 4, 3), Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 32, 4, 2)),
 }
 """For earlier GPUs, which hold the operands of matrix products in registers: blocks that hardly spill in causal calls
 (``benchmarks/compiled_kernels.py``). They were not chosen by time.
