@@ -46,9 +46,8 @@ def visible(queries, keys, is_causal, window):
 def test_parts_hold_every_visible_pair_and_the_whole_part_no_hidden_one(of_keys, seed):
     random, whole = Random(seed), 0
     for _ in range(25):
-        queries, keys, rows, columns = (
-            random.choice(sizes) for sizes in ((1, 7, 40, 64), (1, 9, 40, 64), (8, 16), (8, 16))
-        )
+        queries, keys = random.randint(1, 70), random.randint(1, 70)
+        rows, columns = random.choice((8, 16)), random.choice((8, 16))
         is_causal, has_mask = random.random() < 0.8, random.random() < 0.2
         window = random.choice((0, 1, 5, 20, 50)) if is_causal else 0
         seen = visible(queries, keys, is_causal, window)
