@@ -95,7 +95,8 @@ def compiled(
 
 def _kernels(shared: dict[str, Any], dtype: torch.dtype, major: int) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
     def blocks_of(name: str) -> launch.Blocks:
-        return launch.blocks_of(name, shared["BLOCK_D"], shared["BLOCK_DV"], dtype, major)
+        widths = shared["BLOCK_D"], shared["BLOCK_DV"]
+        return launch.blocks_of(name, *widths, dtype, major, has_mask=shared["HAS_MASK"])
 
     for kernel in (forward_kernel, keys_kernel, queries_kernel):
         blocks = blocks_of(kernel.__name__.removesuffix("_kernel"))

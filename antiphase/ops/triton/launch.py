@@ -57,11 +57,16 @@ with fewer rows per group of four, groups of warps would compute the same scores
 """
 HALF_BEFORE_9 = {
     "forward": (Blocks(128, 32, 8, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
-    "keys": (Blocks(64, 64, 8, 1), Blocks(64, 32, 8, 1), Blocks(64, 32, 8, 1)),
+    "keys": (Blocks(64, 32, 4, 1), Blocks(64, 32, 8, 1), Blocks(64, 32, 8, 1)),
     "queries": (Blocks(128, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
     "span": (Blocks(LEAST_BLOCK, 64, 4, 3), Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 32, 4, 2)),
 }
-"""For earlier GPUs, which hold the operands of matrix products in registers: blocks that hardly spill in causal calls
+HALF_AFTER_9 = {
+    **HALF,
+    "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
+    "keys": (Blocks(64, 64, 8, 1), Blocks(64, 32, 4, 1), Blocks(32, 64, 8, 1)),
+}
+"""For earlier and later GPUs, which compute products otherwise: blocks that hardly spill in causal calls
 (``benchmarks/compiled_kernels.py``). They were not chosen by time.
 """
 FULL = {
@@ -73,15 +78,20 @@ FULL = {
 """For fp32, by the same rule, on all GPUs."""
 
 
-def blocks_of(kernel: str, width: int, value_width: int, dtype: torch.dtype, major: int) -> Blocks:
+def blocks_of(
+    kernel: str, width: int, value_width: int, dtype: torch.dtype, major: int, *, has_mask: bool = False
+) -> Blocks:
     """Block sizes for padded widths; ``kernel`` is "forward", "keys", "queries" or "span".
 
-    ``major`` is the first number of the compute capability.
+    ``major`` is the first number of the compute capability. Tiles of a mask need shared memory too, so wide values are
+    loaded one stage less ahead.
     """
     if kernel in _OVERRIDES:
         return _OVERRIDES[kernel]
-    table = FULL if dtype == torch.float32 else HALF if major >= 9 else HALF_BEFORE_9
-    return table[kernel][0 if width <= 64 and value_width <= 128 else 1 if value_width <= 128 else 2]
+    half = HALF_BEFORE_9 if major < 9 else HALF if major == 9 else HALF_AFTER_9
+    table = FULL if dtype == torch.float32 else half
+    found = table[kernel][0 if width <= 64 and value_width <= 128 else 1 if value_width <= 128 else 2]
+    return found._replace(stages=max(1, found.stages - 1)) if has_mask and value_width > 128 else found
 
 
 _OVERRIDES: dict[str, Blocks] = {}
@@ -175,7 +185,8 @@ class _Call:
 
     def blocks(self, kernel: str) -> Blocks:
         widths = self.constants["BLOCK_D"], self.constants["BLOCK_DV"]
-        return blocks_of(kernel, *widths, self.query.dtype, major_capability(self.query.device))
+        major = major_capability(self.query.device)
+        return blocks_of(kernel, *widths, self.query.dtype, major, has_mask=self.mask is not None)
 
 
 def _window_of(sliding_window: int, keys: int) -> int:
@@ -387,7 +398,10 @@ def triton_attend_few(
     rows = padded(repeats * queries)
     programs = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 8
     wanted = min(MOST_SPANS, max(1, programs // max(1, batch * groups)))
-    blocks = blocks_of("span", padded(width), padded(value_width), query.dtype, major_capability(query.device))
+    blocks = blocks_of(
+        "span", padded(width), padded(value_width), query.dtype, major_capability(query.device),
+        has_mask=mask is not None,
+    )  # fmt: skip
     span = blocks.keys * triton.cdiv(triton.cdiv(keys, wanted), blocks.keys)
     spans = triton.cdiv(keys, span)
     kinds: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
