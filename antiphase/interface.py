@@ -26,7 +26,7 @@ from antiphase.layers.masks import visible_keys
 
 NAME = "antiphase"
 TRITON = f"{NAME}_triton"
-"""Like ``NAME``, with fused kernels for CUDA devices in differential layers."""
+"""Like ``NAME``; differential layers raise an error where the fused kernels for CUDA devices do not run."""
 INSIDE = f"{NAME}_inside"
 """The attention function of models of ``differential_config``; no other function knows their λ."""
 INSIDE_EAGER = f"{INSIDE}_eager"

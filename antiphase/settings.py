@@ -198,8 +198,8 @@ class TrainingSettings:
     hang_limit: float = bounded(1800.0, above=0)
     """Seconds after which several processes end if one of them makes no progress, with a message that names it."""
     attn_implementation: Literal["antiphase", "antiphase_triton", "eager"] | None = None
-    """Attention function during training; ``antiphase_triton`` uses the fused GPU kernels, and None means
-    ``antiphase``. It is not saved with the model.
+    """Attention function during training; ``antiphase_triton`` demands the fused GPU kernels, and None means
+    ``antiphase``, which takes them where they run. It is not saved with the model.
     """
     seed: int = bounded(0, least=SEEDS[0], most=SEEDS[1])
     log_every: int = bounded(10, least=1)

@@ -45,7 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "packed": {"PACKED": True},
     "inference, values in halves, 32 rows": {"SAVE": False, "PARTS": 2, "ROWS": 32},
 }
-"""Options of calls; each is compiled at width 64 for the first version, and masked calls at 128 too."""
+"""Options of calls; each is compiled at width 64 for the first version, and windows with masks at 128 too."""
 OTHER_SIZES = ((32, "bf16"), (80, "bf16"), (64, "fp16"), (64, "fp32"), (128, "fp32"))
 INPUTS = {"query", "key", "value", "out", "grad", "grad_query", "grad_key", "grad_value"}
 FULL = {"lam", "second", "logsumexp", "deltas", "sums", "highest", "totals"}
@@ -66,7 +66,8 @@ def main() -> None:
             rows += compiled(width, key_maps, "bf16", architecture)
         for variant in VARIANTS:
             rows += compiled(64, 2, "bf16", architecture, variant)
-        rows += compiled(128, 2, "bf16", architecture, "masked")
+        for key_maps in (2, 1):
+            rows += compiled(128, key_maps, "bf16", architecture, "windows and masked")
         for width, dtype in OTHER_SIZES:
             rows += compiled(width, 2, dtype, architecture)
         for row in rows:
@@ -90,7 +91,8 @@ def compiled(
             continue
         found = _compile(kernel, {**shared, **own}, dtype, architecture, warps, stages)
         yield {"kernel": kernel.__name__, "dtype": dtype, "width": width, "key_maps": key_maps, "variant": variant,
-               "architecture": architecture, "warps": warps, **found}  # fmt: skip
+               "architecture": architecture, "warps": warps, "stages": stages,
+               "blocks": [own.get("BLOCK_M"), own.get("BLOCK_N")], **found}  # fmt: skip
 
 
 def _kernels(shared: dict[str, Any], dtype: torch.dtype, major: int) -> Iterator[tuple[Any, dict[str, Any], int, int]]:

@@ -118,7 +118,7 @@ def benchmark_model(
     rounds, seconds = (7, 12.0) if quick else (15, 60.0)
     models = models_of(seed, setting, device)
     comparison = _Comparison(setting, device, done, rounds, seconds, say)
-    comparison.run(models, torch.Generator().manual_seed(seed), setting.lengths[-1:] if quick else setting.lengths)
+    comparison.run(models, torch.Generator().manual_seed(seed))
     return Record(
         kind="benchmark-model",
         values={
@@ -150,16 +150,14 @@ class _Comparison:
         self.rounds, self.seconds = rounds, seconds
         self.rows: list[dict[str, Any]] = []
 
-    def run(
-        self, models: Mapping[str, PreTrainedModel], generator: torch.Generator, compiled_lengths: Sequence[int]
-    ) -> None:
-        """Run all tasks at all lengths, and compiled models at ``compiled_lengths``."""
+    def run(self, models: Mapping[str, PreTrainedModel], generator: torch.Generator) -> None:
+        """Run all tasks at all lengths."""
         setting, pairs = self.setting, self.setting.pairs
         ours = {name: models[name] for name in (OURS, OURS_V2, SOFTMAX)} if setting.is_compiled else {}
         for length in setting.lengths:
             ids = self._tokens(setting.tokens // length, length, generator)
             self._add("training step", length, partial(_steps, models, ids, setting), pairs)
-            if ours and length in compiled_lengths:
+            if ours:
                 steps = partial(_steps, ours, ids, setting, is_compiled=True)
                 self._add("training step", length, steps, COMPILED_PAIRS)
         if setting.is_half:
@@ -169,7 +167,7 @@ class _Comparison:
             prompt = self._tokens(1, length, generator)
             for task, way in (("prefill", _prefill), ("tokens generated", decoding)):
                 self._add(task, length, partial(_calls, way, models, prompt), pairs)
-            if ours and length in compiled_lengths:
+            if ours:
                 ways = partial(_calls, compiled_decoding, ours, prompt, COMPILED)
                 self._add("tokens generated", length, ways, COMPILED_PAIRS)
 

@@ -140,7 +140,7 @@ def differential_attention(
     scale = shapes.width**-0.5 if scale is None else float(scale)
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
-    chosen = "reference" if return_weights else _resolve_impl(impl, query, shapes.value_width, scale)
+    chosen = "reference" if return_weights else _resolve_impl(impl, query, key, value, shapes.value_width, scale)
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         if return_weights or attn_mask is not None:
             raise ValueError("cu_seqlens_q and cu_seqlens_k cannot be combined with attn_mask or return_weights")
@@ -192,7 +192,7 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(lower) for tensor in tensors)
 
 
-def _resolve_impl(impl: str, query: Tensor, value_width: int, scale: float) -> str:
+def _resolve_impl(impl: str, query: Tensor, key: Tensor, value: Tensor, value_width: int, scale: float) -> str:
     """Resolve "auto" to "native" or "triton" if these kernels support the call; return any other choice unchanged.
 
     Raises:
@@ -201,11 +201,19 @@ def _resolve_impl(impl: str, query: Tensor, value_width: int, scale: float) -> s
     if impl not in ("auto", "native"):
         return impl
     if impl == "auto" and query.is_cuda:
-        return "triton" if HAS_TRITON and _launch().why_not(query, value_width) is None else impl
+        return "triton" if _runs_on_triton(query, key, value, value_width) else impl
     reason = why_not_native(query, scale)
     if impl == "native" and reason is not None:
         raise ValueError(reason)
     return "native" if reason is None else impl
+
+
+def _runs_on_triton(query: Tensor, key: Tensor, value: Tensor, value_width: int) -> bool:
+    """Whether the Triton kernels support a call of any length and nothing that they do not have is asked of them."""
+    if not HAS_TRITON or _transforms(query, key, value) is not None:
+        return False
+    launch = _launch()
+    return launch.why_not(query, value_width) is None and max(query.shape[2], key.shape[2]) <= launch.LONGEST
 
 
 def _launch() -> ModuleType:
@@ -358,7 +366,7 @@ def attend_cached(
     """
     query, key, value = _autocast(query, key, value)
     value_width = value.shape[1] // groups * value.shape[3]
-    chosen = _resolve_impl(impl, query, value_width, scale)
+    chosen = _resolve_impl(impl, query, key, value, value_width, scale)
     if chosen == "native":
         if lam.numel() > 1:
             lam = lam.reshape((1,) * (3 - lam.dim()) + lam.shape)
@@ -376,6 +384,7 @@ def attend_cached(
     most = FEW_ROWS_OF_KERNELS if value_width <= 128 else FEW_ROWS
     if chosen != "triton" or _differentiates(query, key, value, lam) or not is_few(query, key, groups, mask, most):
         return None
+    _refuse_transforms("Triton", query, key, value, lam)
     check_alike(query, key, value)
     launch = _kernels(query, value_width)
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)

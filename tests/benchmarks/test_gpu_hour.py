@@ -291,3 +291,14 @@ def test_pairs_are_trained_and_measured_and_go_on_behind_what_is_there(
     later = replace(begun, work=tmp_path / "elsewhere", minutes=0.01)
     assert training.train(later, []) == 0
     assert Record.load(begun.record()).values["pieces"] == values["pieces"]
+
+
+@pytest.mark.slow
+def test_the_profile_finds_what_takes_the_time():
+    profile = importlib.import_module("gpu_hour_profile")
+    one = torch.randn(400, 400)
+    rows = profile.kernels_of(lambda: (one @ one).sum(), "cpu")
+    names = [row["kernel"] for row in rows]
+    assert names[0] == "aten::mm"
+    assert rows[0]["calls"] == rows[names.index("aten::sum")]["calls"] == 1
+    assert rows[0]["milliseconds"] > rows[names.index("aten::sum")]["milliseconds"] > 0

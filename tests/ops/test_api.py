@@ -137,13 +137,16 @@ def test_sequences_without_tokens_are_served_with_a_window_too(impl):
 ])  # fmt: skip
 def test_auto_takes_the_gpu_kernels_where_they_run(monkeypatch, has_triton, reason, chosen):
     asked = []
-    kernels = SimpleNamespace(why_not=lambda query, value_width: asked.append(value_width) or reason)
+    kernels = SimpleNamespace(why_not=lambda query, value_width: asked.append(value_width) or reason, LONGEST=100)
     monkeypatch.setattr(api, "HAS_TRITON", has_triton)
     monkeypatch.setattr(api, "_launch", lambda: kernels)
-    with FakeTensorMode():  # a CUDA tensor without a GPU
-        query = torch.empty(1, 4, 8, 16, device="cuda", dtype=torch.bfloat16)
-    assert api._resolve_impl("auto", query, 32, 0.25) == chosen
-    assert api._resolve_impl("blockwise", query, 32, 0.25) == "blockwise"
-    assert asked == [32] * has_triton
+    with FakeTensorMode():  # CUDA tensors without a GPU
+        query, long = (torch.empty(1, 4, n, 16, device="cuda", dtype=torch.bfloat16) for n in (8, 101))
+    assert api._resolve_impl("auto", query, query, query, 32, 0.25) == chosen
+    assert api._resolve_impl("auto", query, long, long, 32, 0.25) == "auto"
+    assert api._resolve_impl("blockwise", query, query, query, 32, 0.25) == "blockwise"
+    assert asked == [32, 32] * has_triton
     with pytest.raises(ValueError, match="native kernels"):
-        api._resolve_impl("native", query, 32, 0.25)
+        api._resolve_impl("native", query, query, query, 32, 0.25)
+    monkeypatch.setattr(api, "_transforms", lambda *tensors: "forward-mode derivatives")
+    assert api._resolve_impl("auto", query, query, query, 32, 0.25) == "auto"

@@ -1,10 +1,9 @@
-"""Backward kernels: maps are recomputed from the saved log-sum-exps, in one sweep for keys, values and queries.
+"""Backward kernels: maps are recomputed from the saved log-sum-exps, in one sweep for keys and values, one for queries.
 
 With the maps P1, P2, dP = dO Vᵀ and δi = rowsum(dO∘Oi), which a separate kernel computes: dV = (P1 - λP2)ᵀ dO; dS1 =
 P1∘(dP - δ1); dS2 = -λP2∘(dP - δ2); dKi = dSiᵀ Qi s; dQi = dSi Ki s; dλ = -δ2. A program owns some keys and values and
-loops over all queries that see them. The gradient of the queries is summed across programs with atomic additions (10d
-multiply-adds per pair in total) or, if results must not depend on the order of additions, by a separate kernel that
-computes the maps again (14d).
+loops over all queries that see them (8d multiply-adds per pair), or owns some queries and loops over the keys that they
+see (6d). Nothing is added across programs, so results do not depend on the order in which these run.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ def _sweep_queries(
 ):  # fmt: skip
     """Add what queries ``start`` to ``stop`` contribute to the gradients of a block of keys and values.
 
-    Maps are (keys, queries) here, so that they are operands of the next products as they are computed. Unless CHECKED,
-    all these queries see all keys of the block.
+    Unless CHECKED, all these queries see all keys of the block.
     """
     sum_1, sum_2, sum_values = sums
     for first in tl.range(start, stop, BLOCK_M):
@@ -113,7 +111,7 @@ def keys_kernel(
 ):  # fmt: skip
     """Gradients of one block of keys and values. Grid: (batch or sequences) × value heads, blocks of keys.
 
-    ``grad_query`` (B, 2H, N, d; fp32, initially zeros), ``grad_key`` and ``grad_value`` are contiguous.
+    ``grad_key`` and ``grad_value`` are contiguous.
     """
     group, batch, first_query, queries, first_key, keys = owner(
         value_heads, query_edges, key_edges, all_queries, all_keys, PACKED
@@ -219,7 +217,7 @@ def queries_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HAS_MASK: tl.constexpr, PACKED: tl.constexpr, RAISE: tl.constexpr,
 ):  # fmt: skip
-    """Deterministic gradient of one block of queries. Grid as for the forward kernel."""
+    """Gradient of one block of queries. Grid as for the forward kernel; ``grad_query`` is contiguous."""
     head, batch, first_query, queries, first_key, keys = owner(
         heads, query_edges, key_edges, all_queries, all_keys, PACKED
     )

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 import shutil
+import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,19 +23,26 @@ from antiphase.ops.triton.decode import join_kernel, span_kernel
 from antiphase.ops.triton.forward import forward_kernel
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
-HAS_COMPILER = any((triton.knobs.build.cc, shutil.which("gcc"), shutil.which("clang")))
-"""Triton compiles the code that launches kernels with one of these."""
+HAS_COMPILER = (
+    any((triton.knobs.build.cc, shutil.which("gcc"), shutil.which("clang")))
+    and Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").is_file()
+)  # fmt: skip
+"""Whether Triton can compile the code that launches kernels, an extension of Python."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST, WIDEST_VALUE = 128, 256
 REMEDY = 'use impl="blockwise", or attn_implementation="antiphase" for a model'
 LEAST_BLOCK = 16
 """Smallest number of rows and columns in a matrix product."""
-SHARED_BYTES = 163 * 1024
-"""Shared memory that a thread block may need: what compute capability 8.0 has, though not every newer one."""
+SHARED_KIB, SHARED_KIB_FROM_9 = 163, 227
+"""Shared memory that a thread block may need, in KiB: what compute capabilities 8.0, 9.0 and 10.0 have, though not
+every GPU between and after them.
+"""
 MOST_SPANS = 64
 """Largest number of key spans in a decoding step."""
 MOST_BLOCKS = 65535
 """Largest number of blocks along a sequence: CUDA's limit for the second dimension of a grid."""
+LONGEST = MOST_BLOCKS * LEAST_BLOCK
+"""Number of tokens that blocks of any size can cover."""
 
 
 class Blocks(NamedTuple):
@@ -110,7 +119,7 @@ def override_blocks(blocks: Mapping[str, Blocks]) -> Iterator[None]:
 
 
 def major_capability(device: torch.device) -> int:
-    """The first number of a GPU's compute capability; under the interpreter, that of the newest GPU in the tables."""
+    """The first number of a GPU's compute capability; under the interpreter, that of the GPU in the benchmarks."""
     return torch.cuda.get_device_properties(device).major if device.type == "cuda" else 9
 
 
@@ -128,16 +137,17 @@ def why_not(query: Tensor, value_width: int) -> str | None:
 
 def why_not_on(device: torch.device) -> str | None:
     """Why the kernels do not run on a device, and what would work; None if they do."""
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_available():  # tensors that only have shapes need no GPU
         gpu = torch.cuda.get_device_properties(device)
         shared = getattr(gpu, "shared_memory_per_block_optin", 0)  # missing on AMD GPUs
-        if gpu.major < 8 or shared < SHARED_BYTES:
+        needed = SHARED_KIB if gpu.major < 9 else SHARED_KIB_FROM_9
+        if gpu.major < 8 or shared < 1024 * needed:
             return (
-                "the Triton kernels need an NVIDIA GPU of compute capability 8.0 or newer with 163 KiB of shared "
+                f"the Triton kernels need an NVIDIA GPU of compute capability 8.0 or newer with {needed} KiB of shared "
                 f"memory for a block of threads, such as A100 or H100; {gpu.name} is not one of them; {REMEDY}"
             )
         if not HAS_COMPILER:
-            return f"the Triton kernels need a C compiler such as gcc, which compiles what launches them; {REMEDY}"
+            return f"the Triton kernels need a C compiler such as gcc and Python's headers, to be launched; {REMEDY}"
         return None
     if device.type == "cpu" and INTERPRETED:
         return None

@@ -85,7 +85,7 @@ def visible_pairs(
     rows, columns, queries, keys, mask, mask_strides,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, HAS_MASK: tl.constexpr,
 ):  # fmt: skip
-    """Which pairs of queries ``rows`` and keys ``columns``, as (n, 1) and (1, m) or (1, n) and (m, 1), are visible.
+    """Which pairs of queries ``rows`` (n, 1) and keys ``columns`` (1, m) are visible.
 
     ``mask`` points to the mask of a batch row and head or, in the shape of ``rows``, to that of each query.
     """

@@ -69,4 +69,9 @@ def test_parts_hold_every_visible_pair_and_the_whole_part_no_hidden_one(of_keys,
             assert of_keys or whole_start >= whole_stop or first + block <= keys
             assert not has_mask or whole_start >= whole_stop
             whole += max(0, whole_stop - whole_start)
+            for place in range(start, stop, step):  # nothing is swept in vain, or checked in vain
+                pairs = own[:, place : place + step]
+                assert pairs.any()
+                is_whole = pairs.all() and pairs.shape == (block, step)
+                assert has_mask or not is_whole or whole_start <= place < whole_stop
     assert whole > 0
