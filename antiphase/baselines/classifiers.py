@@ -83,6 +83,7 @@ def chosen_classifiers(
     *,
     known: Mapping[str, Classifier] = CLASSIFIERS,
     flag: str = "--model",
+    ruled: Mapping[str, str] | None = None,
 ) -> dict[str, Classifier]:
     """``chosen_models`` for classifiers."""
-    return chosen_models(names, settings, known=known, flag=flag)
+    return chosen_models(names, settings, known=known, flag=flag, ruled=ruled)

@@ -36,12 +36,20 @@ R = TypeVar("R", bound=ExecutorSettings)
 
 
 def chosen_models(
-    names: Sequence[str], settings: Sequence[str], *, known: Mapping[str, M], flag: str = "--model"
+    names: Sequence[str],
+    settings: Sequence[str],
+    *,
+    known: Mapping[str, M],
+    flag: str = "--model",
+    ruled: Mapping[str, str] | None = None,
 ) -> dict[str, M]:
     """The models selected by ``flag``, changed by ``--set FIELD=VALUE`` (all of them) or ``MODEL.FIELD=VALUE`` (one).
 
+    Args:
+        ruled: fields that ``--set`` cannot change here, with what decides them instead.
+
     Raises:
-        InputError: a name or field is unknown, or a value is invalid.
+        InputError: a name or field is unknown or decided otherwise, or a value is invalid.
     """
     if not names:
         raise InputError(f"{flag} is missing: one of {', '.join(known)}")
@@ -59,6 +67,8 @@ def chosen_models(
             raise InputError(f"--set {one!r} must be FIELD=VALUE or MODEL.FIELD=VALUE, such as {example}")
         if dot and model not in names:
             raise InputError(f"--set {one}: '{model}' is not one of the chosen models ({', '.join(names)})")
+        if setting in (ruled or {}):
+            raise InputError(f"--set {setting}: in this study it is {(ruled or {})[setting]}")
         for name in [model] if dot else names:
             changes[name][setting] = _value(one, text)
     return {name: _changed(known[name], changes[name]) for name in names}

@@ -119,7 +119,7 @@ def seeds_interval(values: Sequence[float], sample: Sample | None = None) -> See
     of_sample = None if sample is None else sample.variance_of_mean()
     if sample is None or not of_sample:
         return _student(mean, spread, count - 1, "Student", sample, of_sample, spread)
-    own = None if sample.shared else _student(
+    own = None if sample.shared or sample.size < 2 else _student(
         mean, of_sample, count * (sample.size - 1), "the samples' own", sample, of_sample, spread
     )  # fmt: skip
     whole = spread + of_sample if sample.shared else spread

@@ -23,7 +23,6 @@ from antiphase.randomness import keyed_generator
 
 logger = logging.getLogger(__name__)
 
-LABELS = ("coarse", "fine")
 TEXT_NAMES = ("text", "sentence", "question", "review", "utterance", "content", "document", "body", "title")
 LABEL_NAMES = ("label", "category", "class", "intent", "topic", "sentiment", "target", "coarse_label", "stars")
 """Usual names of text and label columns, most likely first; case is ignored."""
@@ -64,7 +63,7 @@ def read_examples(
     found: list[Example] = []
     empty: list[str] = []
     for given in paths:
-        path, split = _part(given)
+        path, split = file_and_part(given)
         rows = labelled_rows(path, split=split, flag=flag)
         is_plain = Path(path).is_file() and kind_of(Path(path)) == ".txt"  # its reader has warned already
         text_column, label_column = _columns(rows[0], text_field, label_field)
@@ -88,7 +87,7 @@ def coarse(examples: Sequence[Example]) -> list[Example]:
     return [Example(e.place, e.text, e.label.partition(":")[0]) for e in examples]
 
 
-def _part(given: str) -> tuple[str, str | None]:
+def file_and_part(given: str) -> tuple[str, str | None]:
     """``FILE.json@PART`` as file and part."""
     path, at, split = given.rpartition("@")
     is_part = at and not Path(given).exists() and Path(path).is_file()
@@ -235,7 +234,7 @@ def read_texts(given: str, *, text_field: str | None = None, flag: str = "--file
     if path.is_file() and kind_of(path) == ".txt":
         sources([given], flag)  # raises an error for an empty file
         return list(text_lines(path, flag))
-    path_or_name, split = _part(given)
+    path_or_name, split = file_and_part(given)
     rows = labelled_rows(path_or_name, split=split, flag=flag)
     names = list(rows[0].values)
     column = text_field or _usual(names, TEXT_NAMES, None) or (names[0] if len(names) == 1 else None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from antiphase.baselines.data.labelled_texts import normal_form
+from antiphase.baselines.data.labelled_texts import file_and_part, normal_form
 from antiphase.data.files import Files, kind_of, sources
 from antiphase.data.labelled import Row, labelled_rows, text_lines
 from antiphase.errors import InputError, nearest
@@ -50,14 +50,16 @@ def read_pairs(
     if source_field == target_field:
         raise InputError(f"--source-field and --target-field name the same column, {source_field}")
     found = []
-    for given, one in zip(paths, sources(paths, flag), strict=True):
+    parts = [file_and_part(given) for given in paths]
+    for (given, split), one in zip(parts, sources([path for path, _ in parts], flag), strict=True):
         entries = [path for _, path in one.entries] if isinstance(one, Files) else [Path(given)]
         for path in entries:
             if isinstance(one, Files) and kind_of(path) in LINES:
                 found += list(_line_pairs(path, flag))
             else:
                 name = str(path) if isinstance(one, Files) else given
-                found += [_named(row, source_field, target_field) for row in labelled_rows(name, flag=flag)]
+                rows = labelled_rows(name, split=split, flag=flag)
+                found += [_named(row, source_field, target_field) for row in rows]
     for pair in found:
         for side, text in (("source", pair.source), ("target", pair.target)):
             if not text.strip():

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from antiphase.errors import InputError
-from antiphase.reading.files import reading
+from antiphase.reading.files import place_of, reading
 
 
 @torch.no_grad()
-def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mapping[str, int]) -> int:
+def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mapping[str, int], *, flag: str = "") -> int:
     """Replace the embeddings of the words in a file of word vectors; return the number of words replaced.
 
     The other words keep their random directions and are scaled to the same standard deviation (Kim 2014, 1408.5882,
@@ -29,6 +29,7 @@ def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mappi
         path: a text file in the format of GloVe (a word and its numbers on each line) or word2vec (the same after a
             line with the number of words and the width).
         vocabulary: id of each word, for example ``tokenizer.get_vocab()``.
+        flag: what named the file on a command line, for messages.
 
     Raises:
         InputError: the file is missing, a line has another width or no numbers (the message names file and line), none
@@ -37,11 +38,11 @@ def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mappi
     embedding = model.get_input_embeddings()
     if not isinstance(embedding, nn.Embedding):
         raise InputError("word vectors need a model with learned embeddings; set embeddings to learned")
-    found = read_word_vectors(path, vocabulary, width=embedding.embedding_dim)
+    found = read_word_vectors(path, vocabulary, width=embedding.embedding_dim, flag=flag)
     if not found:
         raise InputError(
-            f"{path}: contains none of the {len(vocabulary)} words of the vocabulary; check that its vectors are "
-            f"{embedding.embedding_dim} wide, as the model's embeddings?"
+            f"{place_of(path, flag)}: contains none of the {len(vocabulary)} words of the vocabulary; check that its "
+            f"vectors are {embedding.embedding_dim} wide, as the model's embeddings are"
         )
     rows = torch.tensor(sorted(found), device=embedding.weight.device)
     vectors = torch.stack([found[row] for row in sorted(found)]).to(embedding.weight)
@@ -55,14 +56,16 @@ def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mappi
     return len(rows)
 
 
-def read_word_vectors(path: str | Path, vocabulary: Mapping[str, int], *, width: int) -> dict[int, Tensor]:
+def read_word_vectors(
+    path: str | Path, vocabulary: Mapping[str, int], *, width: int, flag: str = ""
+) -> dict[int, Tensor]:
     """{id: (width,) fp32} for the words in ``vocabulary``; if a word has several lines, the first is used.
 
     Raises:
         InputError: the file is missing, or a line has another number of values or no numbers.
     """
     found: dict[int, Tensor] = {}
-    with reading(path, "", "give a text file of word vectors"), open(path, "rb") as file:
+    with reading(path, flag, "give a text file of word vectors"), open(path, "rb") as file:
         for number, line in enumerate(file, start=1):  # bytes: str.splitlines would split some words
             # From the end, because some words of GloVe contain spaces.
             word, *values = line.strip(b" \t\r\n").replace(b"\t", b" ").rsplit(b" ", width)

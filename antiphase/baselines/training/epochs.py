@@ -105,4 +105,4 @@ def train_epochs(
                 if not after_epoch(epoch, step, total / count):
                     break
             except NonFiniteError as error:
-                raise diverged(f"on the development part {error}") from error
+                raise diverged(f"when measured {error}") from error

@@ -80,6 +80,19 @@ def test_figures_show_each_model_and_the_kept_epoch(record):
     assert numpy.allclose(matrices[0].images[0].get_array(), [[0.8, 0.2], [0.5, 0.5]])
 
 
+def test_cells_without_a_model_are_empty(record):
+    record.values["models"] += [summary("rnn"), summary("lstm")]
+    record.values["runs"] += [run(model, 0, [[1, 0], [0, 1]]) for model in ("rnn", "lstm")]
+    found = [axes for axes in figures.confusions(record).axes if axes.get_label() != "<colorbar>"]
+    assert [bool(axes.images) for axes in found] == [axes.axison for axes in found]
+    assert sum(axes.axison for axes in found) == 4
+
+
+def test_a_note_names_every_kind_of_interval(record):
+    record.values["models"][1]["interval_is"] = "the samples' own"
+    assert "interval: Student over seeds, the samples' own." in tables.models(record).note
+
+
 def test_page_has_everything_and_escapes_labels(record, tmp_path):
     page = write_report([record], tmp_path / "page.html").read_text()
     for words in (

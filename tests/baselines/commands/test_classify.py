@@ -190,6 +190,34 @@ def test_nothing_is_overwritten_and_no_other_work_resumed(antiphase, refused, tm
     refused("not empty", "predict r --text a --output r")
 
 
+def test_rows_that_moved_and_other_vectors_are_other_inputs(antiphase, refused, tmp_path):
+    (tmp_path / "v.txt").write_text("".join(f"{word} 1 2 3 4\n" for word in GOOD))
+    sizes = "--set embedding_size=4 --set epochs=1 --set num_filters=2"
+    words = f"classify --train train.txt --test test.txt --word-vectors v.txt {sizes} --output r"
+    assert antiphase(words)[0] == 0
+    (tmp_path / "v.txt").write_text("".join(f"{word} 1 2 3 5\n" for word in GOOD))
+    refused("word vectors have changed since", f"{words} --resume")
+    (tmp_path / "v.txt").write_text("".join(f"{word} 1 2 3 4\n" for word in GOOD))
+    train, test = ((tmp_path / name).read_text().splitlines(keepends=True) for name in ("train.txt", "test.txt"))
+    (tmp_path / "train.txt").write_text("".join(train[:-1]))
+    (tmp_path / "test.txt").write_text("".join([train[-1], *test]))
+    refused("have changed since", f"{words} --resume")
+
+
+def test_one_row_to_test_with_several_seeds_gives_a_record_that_can_be_read(antiphase, tmp_path):
+    (tmp_path / "ten.txt").write_text("".join(f"{label} {text}\n" for label, text in rows(10)))
+    assert antiphase(f"classify --train ten.txt --seeds 0,1 {CNN} --output r")[0] == 0
+    assert antiphase("report r --output page.html")[0] == 0
+
+
+def test_a_model_that_does_not_choose_one_label_is_refused(antiphase, refused, tmp_path):
+    assert antiphase(f"classify --train train.txt {CNN} --output r")[0] == 0
+    config = json.loads((tmp_path / "r" / "config.json").read_text())
+    (tmp_path / "r" / "config.json").write_text(json.dumps({**config, "problem_type": "multi_label_classification"}))
+    (tmp_path / "r" / "model.sha256").unlink()
+    refused("does not choose one label of several", "predict r --text a")
+
+
 def test_a_text_longer_than_the_positions_is_refused_by_its_line_before_any_training(refused, antiphase, tmp_path):
     with open(tmp_path / "train.txt", "a") as file:
         file.write("pos " + "the " * 20 + "\n")

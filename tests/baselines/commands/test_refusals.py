@@ -4,6 +4,7 @@ import pytest
 
 FILES = {
     "train.txt": "pos a b\nneg c d\n" * 9, "other.txt": "pos a\nneg b\nmaybe c\n", "empty.txt": "pos a\n\nneg b\n",
+    "parts.json": '{"train": [{"text": "a"}], "test": [{"text": "b"}]}',
     "four.txt": "pos a\npos b\nneg c\nneg d\n", "never.txt": "pos a\npos b\nnever e\n", "train.tsv": "a\tb\nc\td\n" * 9,
     "tab.tsv": "a b\tc\na b\n", "long.tsv": "a\tb\n" + "a " * 9 + "\tb\n" + "a\tb b b b b b b b b\nc\td\n",
 }  # fmt: skip
@@ -18,12 +19,12 @@ LONG = "translate --train long.tsv --output r --models transformer --set max_pos
     (f"{TRAIN} --set lstm.dropout=0", "not one of the chosen models"),
     (f"{TRAIN} --set vocab_size=9", "vocab_size: .* the data says it"),
     (f"{TRAIN} --set epochs=0", "--set epochs must be a whole number"),
-    (f"{TRAIN} --word-vectors no.txt", "--word-vectors|no.txt"),
+    (f"{TRAIN} --word-vectors no.txt", r"--word-vectors no\.txt: there is no such file"),
     ("classify --train empty.txt --output r", r"empty\.txt, line 2: the line is empty"),
     ("classify --train never.txt --folds 2 --output r", r"line 3: the label 'never' has only this row"),
     ("classify --train four.txt --folds 9 --output r", "--folds 9 is more than the 4 rows"),
     ("predict r", "--text or --file is missing"),
-    ("predict ./nowhere --text a", "no such|could be loaded"),
+    ("predict ./nowhere --text a", "RUN ./nowhere: there is no such"),
     ("tokenize a --tokenizer words --tokenizer words", "twice"),
     ("tokenize a --tokenizer bpe --vocabulary 30", "--vocabulary must be at least 258"),
     ("tokenize a --tokenizer ./none", "--tokenizer ./none: there is no such folder"),
@@ -44,7 +45,14 @@ LONG = "translate --train long.tsv --output r --models transformer --set max_pos
     ("study dependency --models rnn --set norm=x --output r", "--set norm: antiphase_recurrent has no setting"),
     ("study throughput --lengths 64 --tokens 32 --output r", "--tokens must be at least 64, the longest sequence; got"),
     ("study gradients --models cnn --output r", "--models cnn: a convolutional classifier has one layer"),
-    ("study gradients --models transformer --set norm_position=side --output r", "norm_position must be one of pre"),
+    (f"{TRAIN} --model transformer --set norm_position=side", "norm_position must be one of pre"),
+    ("study gradients --set norm_position=post --output r", "--set norm_position: in this study it is each in turn"),
+    ("study gradients --set rnn.num_hidden_layers=3 --models rnn --output r", "the number that --layers gives"),
+    ("study gradients --set warmup_steps=3 --output r", "no part of the training"),
+    ("study dependency --set epochs=40 --output r", "the number that --epochs gives"),
+    ("study throughput --set max_position_embeddings=9 --output r", "the longest of --lengths"),
+    ("translate --train parts.json --output r", r"--train or --test as FILE@PART"),
+    ("predict r --file parts.json", "--file as FILE@PART"),
     *((f"study {name} --output mine", "not empty") for name in ("dependency", "throughput", "gradients")),
 ])  # fmt: skip
 def test_unusable_input_costs_one_sentence_and_leaves_nothing(refused, tmp_path, words, pattern):

@@ -205,7 +205,7 @@ def test_gradients_are_measured_on_sentences_that_are_not_trained_on(tmp_path, m
 
     seen = []
 
-    def watched(model, classifier, steps, batches, held):
+    def watched(model, classifier, steps, batches, held, seed):
         seen.append((rows(held), rows(next(batches) for _ in range(75))))  # an epoch
         return iter(())
 
@@ -218,6 +218,22 @@ def test_gradients_are_measured_on_sentences_that_are_not_trained_on(tmp_path, m
     assert len(first) > 2000
     assert not held & (first | second)
     assert not first & second
+
+
+def test_gradients_with_dropout_depend_on_the_seed_alone(tmp_path):
+    def losses(folder, steps):
+        request = gradients.GradientsSettings(
+            models=["transformer"], layers=2, norms=("layer_norm",), steps=steps, settings=("dropout=0.3",),
+            device="cpu",
+        )  # fmt: skip
+        rows = gradients.gradients(request, tmp_path / folder).values["rows"]
+        return {(row["place"], row["step"]): row["loss"] for row in rows}
+
+    first = losses("a", (0, 2))
+    torch.manual_seed(5)
+    assert losses("b", (0, 2)) == first
+    more = losses("c", (0, 1, 2))
+    assert {key: more[key] for key in first} == first
 
 
 def test_measuring_leaves_batch_norms_as_they_are(tokenizer):

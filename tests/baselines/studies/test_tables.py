@@ -93,6 +93,14 @@ def test_the_figure_of_distances_shows_every_model_and_which_lengths_were_traine
     assert max(point[1] for bar in bars for point in bar) == 1.0
 
 
+def test_a_mean_of_seeds_that_learned_and_seeds_that_did_not_is_no_point(dependency):
+    summary_row = next(row for row in dependency.values["summary"] if row["trained"])
+    summary_row["learned"] = [1, 2]
+    panel = figures.figures_of(dependency)["study-dependency"].axes[0]
+    lines = {one.get_label(): list(one.get_ydata()) for one in panel.lines}
+    assert sum(math.isnan(value) for value in lines[summary_row["model"]]) == 1
+
+
 def test_no_two_models_look_alike():
     looks = [style_of(name) for name in MODELS]
     assert len({look["color"] for look in looks}) == len({look["marker"] for look in looks}) == len(MODELS)

@@ -125,9 +125,9 @@ def test_a_loss_that_is_not_finite_ends_the_training():
         trained([(0.5, 1.0)] * 9, epochs=9, patience=9, learning_rate=1e30)
 
 
-def test_a_development_part_without_a_number_ends_the_training():
+def test_a_measured_loss_that_is_no_number_ends_the_training():
     def evaluate(now):
         raise NonFiniteError("its logits are NaN")
 
-    with pytest.raises(DivergedError, match="in epoch 1, on the development part its logits are NaN; a lower"):
+    with pytest.raises(DivergedError, match="in epoch 1, when measured its logits are NaN; a lower"):
         train_classifier(model(), ClassifierTraining(), TEXTS, TARGETS, seed=0, evaluate=evaluate)

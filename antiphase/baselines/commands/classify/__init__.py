@@ -143,6 +143,8 @@ class ClassifierMean:
     difference: float | None
     """Difference from the first model, paired by seed; None for the first."""
     difference_interval: list[float] | None
+    difference_of: Basis | None = None
+    """Basis of that interval; None with one seed, for the first model, and in older records."""
     parameters: int
     seconds: float
 

@@ -79,8 +79,8 @@ def confusions(found: Classify) -> Figure | None:
     across = min(ACROSS, len(models))
     down = -(-len(models) // across)
     figure = Figure(figsize=(1.2 + 3.3 * across, 0.7 + 3.1 * down), layout="constrained")
-    grid = figure.subplots(down, across, squeeze=False).flat
-    for axes, name in zip(grid, models, strict=False):
+    cells = list(figure.subplots(down, across, squeeze=False).flat)
+    for axes, name in zip(cells, models, strict=False):
         counts = numpy.array(confusion_of(found.runs, name))
         shares = counts / numpy.maximum(counts.sum(1, keepdims=True), 1)
         image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
@@ -94,6 +94,6 @@ def confusions(found: Classify) -> Figure | None:
                 axes.text(column, row, f"{count:,}", ha="center", va="center", color=shade, fontsize=9)
         if name == models[-1]:
             figure.colorbar(image, ax=list(figure.axes), format=PERCENT, label="share of the right label")
-    for axes in list(grid):
+    for axes in cells[len(models) :]:
         axes.set_axis_off()
     return figure

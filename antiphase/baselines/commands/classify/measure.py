@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -53,6 +54,7 @@ from antiphase.flags import kept_settings
 from antiphase.folders.contents import hash_of
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
+from antiphase.reading.files import reading
 from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import Record, finite
 from antiphase.report.tables import mean_of_present
@@ -96,11 +98,13 @@ def classify(
         with undone_if_refused(output):
             examples, test, labels = _read(request, say)
             splits = list(_splits(request, examples, test))
-            texts = [[example.text, example.label] for example in (*examples, *test)]
-            content = hash_of(texts)
-            work.begin({"content": content}, {"content": "the labelled texts have changed"})
+            content = _content(request, examples, test)
+            changed = "the labelled texts, the tokenizer or the word vectors have changed"
+            work.begin({"content": content}, {"content": changed})
             study = Study(request, labels, device, output, content)
-            study.check(classifiers, splits[0])
+            is_trained = request.tokenizer in TOKENIZERS and request.tokenizer != "words"  # on the texts of each part
+            for parts in splits if is_trained else splits[:1]:
+                study.check(classifiers, parts)
         runs = study.runs(classifiers, splits, say, report)
         best = max(runs, key=lambda run: run.development.accuracy)
         for path in (output / best.folder).iterdir():
@@ -125,6 +129,23 @@ def _read(request: ClassifySettings, say: Callable[[str], None]) -> tuple[list[E
     labels = check_labels(examples, test)
     say(f"{len(examples):,} labelled texts, {len(labels)} labels" + (f", {len(test):,} to test" if test else ""))
     return examples, test, labels
+
+
+def _content(request: ClassifySettings, examples: Sequence[Example], test: Sequence[Example]) -> str:
+    """Digest of the rows of each part and of the files that the runs read."""
+    texts = [[[example.text, example.label] for example in part] for part in (examples, test)]
+    tokenizer = None
+    if request.tokenizer not in TOKENIZERS:
+        own = load_tokenizer(request.tokenizer, flag="--tokenizer")
+        tokenizer = f"{own.backend_tokenizer.to_str()} {own.special_tokens_map}"
+    vectors = None
+    if request.word_vectors is not None:
+        with (
+            reading(request.word_vectors, "--word-vectors", "give a text file of word vectors"),
+            open(request.word_vectors, "rb") as file,
+        ):
+            vectors = hashlib.file_digest(file, "sha256").hexdigest()
+    return hash_of([texts, tokenizer, vectors])
 
 
 def _splits(request: ClassifySettings, examples: list[Example], test: list[Example]) -> Iterator[Parts]:
@@ -167,7 +188,7 @@ class Study:
     def __init__(
         self, request: ClassifySettings, labels: list[str], device: torch.device, output: Path, content: str
     ) -> None:
-        """``content`` is the digest of the texts."""
+        """``content`` is the digest of everything that the runs read."""
         self.request, self.labels, self.device, self.output = request, labels, device, output
         self.content = content
         self.numbers = {label: number for number, label in enumerate(labels)}
@@ -291,8 +312,7 @@ class Study:
         path = self.request.word_vectors
         if path is None:
             return None
-        with torch.random.fork_rng():
-            return set_word_vectors(model, path, tokenizer.get_vocab())
+        return set_word_vectors(model, path, tokenizer.get_vocab(), flag="--word-vectors")
 
     def _encode(
         self, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], model: PreTrainedModel, name: str
@@ -381,6 +401,7 @@ def summaries(runs: Sequence[ClassifierRun], *, one_test_part: bool) -> list[Cla
             development_accuracy=sum(run.development.accuracy for run in own) / len(own),
             difference=difference,
             difference_interval=None if paired is None else [paired.low, paired.high],
+            difference_of=None if paired is None else paired.basis,
             parameters=round(sum(run.parameters for run in own) / len(own)),
             seconds=sum(run.seconds for run in own) / len(own),
         ))  # fmt: skip

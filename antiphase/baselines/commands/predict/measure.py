@@ -13,7 +13,7 @@ from antiphase.baselines.data.labelled_texts import read_texts
 from antiphase.baselines.data.text_batches import encode
 from antiphase.baselines.finished_runs import check_lengths
 from antiphase.baselines.scoring.classification import class_probabilities
-from antiphase.errors import InputError
+from antiphase.errors import InputError, naming
 from antiphase.folders.contents import check_loaded
 from antiphase.folders.ownership import check_empty, make_folder
 from antiphase.reading.models import read_model
@@ -45,7 +45,8 @@ def predict(
             raise InputError(f"{place} is not valid Unicode; write it in UTF-8")
         given.append((place, text))
     for file in request.files:
-        given += read_texts(file, text_field=request.text_field)
+        with naming({"split": "--file as FILE@PART"}):
+            given += read_texts(file, text_field=request.text_field)
     model, tokenizer = read_model(
         request.name,
         lambda config: AutoModelForSequenceClassification,
@@ -54,6 +55,10 @@ def predict(
         whole="trained classifier",
     )
     check_loaded(request.name, "RUN")
+    if model.config.num_labels < 2 or model.config.problem_type == "multi_label_classification":
+        raise InputError(
+            f"RUN {request.name}: this model does not choose one label of several; give a classifier that does"
+        )
     model = model.to(choose_device(request.device)).eval()
     texts = encode(tokenizer, [text for _, text in given])
     check_lengths(texts, [place for place, _ in given], model, remedy="shorten it")

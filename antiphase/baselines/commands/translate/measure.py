@@ -119,9 +119,10 @@ def _splits(request: TranslateSettings) -> list[Parts]:
             for seed in request.seeds
         ]
     fields = {"source_field": request.source_field, "target_field": request.target_field}
-    pairs = read_pairs(request.train, **fields)
+    with naming({"split": "--train or --test as FILE@PART"}):
+        pairs = read_pairs(request.train, **fields)
+        test = read_pairs(request.test, **fields, flag="--test") if request.test else []
     if request.test:
-        test = read_pairs(request.test, **fields, flag="--test")
         return [Parts(seed, pairs, test) for seed in request.seeds]
     return [Parts(seed, *held_out_pairs(pairs, seed)) for seed in request.seeds]
 

@@ -107,12 +107,16 @@ def dependency(
         return found.save(output, request, seconds=time.perf_counter() - started, classifiers=settings)
 
 
+RULED = {"epochs": "the number that --epochs gives", "patience": "not used: every epoch is trained"}
+"""Settings that --set cannot change, and what decides them."""
+
+
 def chosen_models(request: DependencySettings) -> dict[str, Classifier]:
     """The selected models, without early stopping, and with positions for every sentence."""
     longest = max(*request.trained, *request.distances) + 8 * (request.depth + 1)  # opening and earlier subjects
     found = {}
     for name, one in chosen_classifiers(
-        request.models, request.settings, known=one_width_classifiers(), flag="--models"
+        request.models, request.settings, known=one_width_classifiers(), flag="--models", ruled=RULED
     ).items():
         sizes = dict(one.sizes)
         if one.config is VanillaConfig:

@@ -11,7 +11,7 @@ from antiphase.baselines.studies.style import handles, style_of
 from antiphase.records import Record
 from antiphase.report.plots import PERCENT, STYLE
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.tables import Column, Table, format_value, present
+from antiphase.report.tables import Column, Table, present
 
 
 def accuracies(record: Record) -> Table | None:
@@ -105,7 +105,8 @@ def accuracy_by_distance(found: Dependency) -> Figure | None:
             own = sorted((row for row in rows if row.model == name), key=lambda row: row.distance)
             style = style_of(name)
             x = [row.distance * (1 + SHIFT * (index - (len(models) - 1) / 2)) for row in own]
-            y = [row.parts[part].accuracy for row in own]
+            # a mean of seeds that learned and seeds that did not describes neither, so there is no point
+            y = [float("nan") if (one := row.parts[part]).learned else one.accuracy for row in own]
             axes.plot(x, y, style["linestyle"], color=style["color"], linewidth=1.3, label=name)
             for place, row, height in zip(x, own, y, strict=True):
                 filled = "white" if row.held_out else style["color"]
@@ -140,17 +141,18 @@ def _caption(record: Record) -> str:
     kind = trained_rows(Dependency.of(record))[0].interval_is
     return (
         "Filled marks are lengths of the training sentences, hollow ones were only tested; bars are 95 % intervals "
-        f"({kind}). Sentences come in pairs that differ in the subject's number alone: what does not "
-        "reach the subject is right in half of them. At a length left out between trained ones, no noun so far back "
-        "was ever the subject in training: a model that knows places and not clauses looks past it. On the right are "
-        "the sentences in which the noun nearest to the verb has the other number."
+        f"({kind}). Points are missing where some seeds learned and others did not. Sentences come in pairs that "
+        "differ in the subject's number alone: what does not reach the subject is right in half of them. At a length "
+        "left out between trained ones, no noun so far back was ever the subject in training: a model that knows "
+        "places and not clauses looks past it. On the right are the sentences in which the noun nearest to the verb "
+        "has the other number."
     )
 
 
 def _alternative(record: Record) -> str:
     rows = trained_rows(Dependency.of(record))
     farthest = max(row.distance for row in rows)
-    ends = [f"{row.model} {format_value(row.accuracy, 'percent')}" for row in rows if row.distance == farthest]
+    ends = [f"{row.model} {_mean_or_counts(row)}" for row in rows if row.distance == farthest]
     return f"Line charts of accuracy over words between subject and verb. At {farthest} words: {', '.join(ends)}."
 
 

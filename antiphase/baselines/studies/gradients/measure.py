@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -36,6 +37,12 @@ DISTANCES = (4, 8, 16)
 PAIRS = 400
 """Number of sentence pairs per distance."""
 BATCH = 32
+CONSTANT = "no part of the training, which has a constant rate and batches of 32"
+RULED = {
+    "num_hidden_layers": "the number that --layers gives", "norm": "each of --norms", "norm_position": "each in turn",
+    **dict.fromkeys(("warmup_steps", "gradient_norm", "batch_size", "epochs", "patience"), CONSTANT),
+}  # fmt: skip
+"""Settings that --set cannot change, and what decides them."""
 MEASURED = 4
 """Number of batches over which a gradient norm is averaged; they are not used for training."""
 
@@ -69,23 +76,31 @@ def gradients(
                 steps = training_batches(tokenizer, device, seed, pairs=PAIRS)
                 rows += [
                     MeasuredGradients(model=name, place=place, norm=norm, seed=seed, step=step, **found)
-                    for step, found in train_and_measure(model, classifier, request.steps, steps, held)
+                    for step, found in train_and_measure(model, classifier, request.steps, steps, held, seed)
                 ]
                 report(next(done), total)
         return Gradients(models=list(models), layers=request.layers, rows=rows).save(
             output, request, seconds=time.perf_counter() - started, batch=BATCH, measured_batches=MEASURED,
-            distances=DISTANCES, classifiers={name: one.settings() for name, one in models.items()},
+            distances=DISTANCES, classifiers={name: _settings(one) for name, one in models.items()},
         )  # fmt: skip
 
 
 def _models(request: GradientsSettings) -> dict[str, Classifier]:
     """The selected models with ``layers`` layers."""
-    chosen = chosen_classifiers(request.models, request.settings, known=one_width_classifiers(), flag="--models")
+    chosen = chosen_classifiers(
+        request.models, request.settings, known=one_width_classifiers(), flag="--models", ruled=RULED
+    )
     for name, one in chosen.items():
         if one.config is ConvolutionConfig:
             raise InputError(f"--models {name}: a convolutional classifier has one layer, so no depth; remove it")
     deep = {"num_hidden_layers": request.layers}
     return {name: replace(one, sizes={**one.sizes, **deep}) for name, one in chosen.items()}
+
+
+def _settings(classifier: Classifier) -> dict[str, Any]:
+    """What applies to every run of a model, for the record."""
+    found = {name: value for name, value in classifier.settings().items() if name not in RULED}
+    return {**found, "num_hidden_layers": classifier.sizes["num_hidden_layers"]}
 
 
 def _forms(classifier: Classifier, norms: Sequence[str]) -> Iterator[tuple[str | None, str | None, Classifier]]:
@@ -125,16 +140,32 @@ def train_and_measure(
     steps: Sequence[int],
     batches: Iterator[Batch],
     held: Sequence[Batch],
+    seed: int,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Train, and yield each requested step with its measurements."""
+    """Train at a constant rate, and yield each requested step with its measurements.
+
+    Dropout depends only on the seed and the step, whatever is measured between the steps.
+    """
     optimizer = torch.optim.Adam(model.parameters(), lr=classifier.training.learning_rate, fused=True)
     model.train()
     for step in range(max(steps) + 1):
         if step in steps:
-            yield step, gradient_norms(model, held)
-        model.zero_grad(set_to_none=True)
-        model(**next(batches)).loss.backward()
-        optimizer.step()
+            with seeded_here(seed, "measured", step):
+                found = gradient_norms(model, held)
+            yield step, found
+        if step < max(steps):
+            model.zero_grad(set_to_none=True)
+            with seeded_here(seed, "step", step):
+                model(**next(batches)).loss.backward()
+            optimizer.step()
+
+
+@contextmanager
+def seeded_here(*key: object) -> Iterator[None]:
+    """Draw from torch's generators as the key says, and restore their state."""
+    with torch.random.fork_rng():
+        torch.manual_seed(keyed_generator("gradients", *key).initial_seed())
+        yield
 
 
 def gradient_norms(model: PreTrainedModel, batches: Sequence[Batch]) -> dict[str, Any]:

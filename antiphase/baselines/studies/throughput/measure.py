@@ -72,7 +72,10 @@ def throughput(
 def _models(request: ThroughputSettings) -> dict[str, Classifier]:
     """The selected models, with positions for the longest sequence."""
     longest = {"max_position_embeddings": max(request.lengths)}
-    chosen = chosen_classifiers(request.models, request.settings, known=one_width_classifiers(), flag="--models")
+    ruled = {"max_position_embeddings": "the longest of --lengths"}
+    chosen = chosen_classifiers(
+        request.models, request.settings, known=one_width_classifiers(), flag="--models", ruled=ruled
+    )
     return {
         name: replace(one, sizes={**one.sizes, **longest}) if one.config is VanillaConfig else one
         for name, one in chosen.items()
