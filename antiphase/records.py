@@ -37,6 +37,9 @@ DEQUANTIZED = "dequantized_from"
 """Key of a record's configuration: quantizations that the weights of models went through, by the models' names."""
 CHECKSUM = "sha256"
 """Key of the digest of all else in a record."""
+ARRAYS_CHECKSUM = "arrays_sha256"
+"""Key of the digest of the file with its arrays; older records lack it."""
+GIVE_A_RUN = "give the folder of a run"
 PACKAGES = ("antiphase", "torch", "transformers", "tokenizers", "numpy")
 
 
@@ -62,26 +65,39 @@ class Record:
     """Named arrays, stored in the safetensors file."""
 
     def save(self, folder: str | Path, name: str = "record") -> Path:
-        """Write ``NAME.json`` (and ``NAME.safetensors``) in ``folder`` atomically; return the JSON path."""
+        """Write ``NAME.json`` (and ``NAME.safetensors``) in ``folder``, each atomically; return the JSON path.
+
+        The JSON has a checksum of the arrays, so that ``load`` refuses those of another record.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if self.arrays:
-            import numpy
-            from safetensors.numpy import save
-
-            # safetensors writes the memory of a transposed or strided view unchanged, and so in the wrong order
-            whole = {key: numpy.asarray(array, order="C") for key, array in self.arrays.items()}
-            write_atomically(folder / f"{name}.safetensors", save(whole))
+        arrays = self._packed_arrays()
+        if arrays is not None:
+            write_atomically(folder / f"{name}.safetensors", arrays)
         path = folder / f"{name}.json"
-        write_atomically(path, (self.text() + "\n").encode())
+        write_atomically(path, (self._text(arrays) + "\n").encode())
         if not self.arrays:  # arrays of an earlier record with this name do not belong to this one
             (folder / f"{name}.safetensors").unlink(missing_ok=True)
         return path
 
     def text(self) -> str:
-        """The record as JSON, with a checksum, without its arrays."""
+        """The record as JSON, with checksums, without its arrays."""
+        return self._text(self._packed_arrays())
+
+    def _text(self, arrays: bytes | None) -> str:
         tree = finite({key: value for key, value in self.__dict__.items() if key != "arrays"})
+        if arrays is not None:
+            tree[ARRAYS_CHECKSUM] = hashlib.sha256(arrays).hexdigest()
         return _json({**tree, CHECKSUM: _checksum(tree)})
+
+    def _packed_arrays(self) -> bytes | None:
+        if not self.arrays:
+            return None
+        import numpy
+        from safetensors.numpy import save
+
+        # safetensors writes the memory of a transposed or strided view unchanged, and so in the wrong order
+        return save({key: numpy.asarray(array, order="C") for key, array in self.arrays.items()})
 
     @classmethod
     def load(cls, path: str | Path) -> Record:
@@ -96,14 +112,16 @@ class Record:
             path = path / "record.json"
         tree = read_json(path, "", "give a record of antiphase, or the folder that holds one")
         if not {"kind", "values", "format"} <= tree.keys():
-            raise InputError(f"{path} is not a record of antiphase: it lacks kind, values or format")
+            raise InputError(f"{path} is not a record of antiphase: it lacks kind, values or format; {GIVE_A_RUN}")
         kinds = {"kind": str, "values": dict, "format": int, "config": dict, "seeds": list, "environment": dict}
         wrong = [name for name, kind in kinds.items() if not isinstance(tree.get(name, kind()), kind)]
         if wrong:
-            raise InputError(f"{path} is not a record of antiphase: {wrong[0]} is not what it should be")
+            raise InputError(f"{path} is not a record of antiphase: {wrong[0]} is not what it should be; {GIVE_A_RUN}")
         if tree["format"] > FORMAT:
-            raise InputError(f"{path} has record format {tree['format']}; this version reads up to {FORMAT}")
-        if (checksum := tree.pop(CHECKSUM, None)) is not None and checksum != _checksum(tree):
+            raise InputError(
+                f"{path} has record format {tree['format']}; this version reads up to {FORMAT}; update antiphase"
+            )
+        if (checksum := tree.pop(CHECKSUM, None)) is not None and not _has_checksum(tree, checksum):
             raise InputError(
                 f"{path} was changed after it was written; restore it, or remove its last line, {CHECKSUM}"
             )
@@ -112,11 +130,17 @@ class Record:
         arrays = path.with_suffix(".safetensors")
         if arrays.is_file():
             from safetensors import SafetensorError
-            from safetensors.numpy import load_file
+            from safetensors.numpy import load
 
             try:
                 with reading(arrays, ""):
-                    record.arrays = load_file(arrays)
+                    content = arrays.read_bytes()
+                digest = hashlib.sha256(content).hexdigest()
+                if digest != tree.get(ARRAYS_CHECKSUM, digest):
+                    raise InputError(
+                        f"{arrays} holds other arrays than {path.name} was written with; restore both files"
+                    )
+                record.arrays = load(content)
             except SafetensorError as error:
                 raise InputError(
                     f"{arrays}: these are not the arrays of a record ({one_line(error)}); restore the file"
@@ -135,6 +159,13 @@ def _json(tree: Any) -> str:
 
 def _checksum(tree: Any) -> str:
     return hashlib.sha256(_json(tree).encode(errors="surrogatepass")).hexdigest()
+
+
+def _has_checksum(tree: Any, checksum: str) -> bool:
+    try:
+        return checksum == _checksum(tree)
+    except ValueError:  # a number that no record holds, such as NaN
+        return False
 
 
 def dequantized(quantization: str) -> str:

@@ -57,6 +57,33 @@ def test_a_changed_record_is_refused(tmp_path):
     assert Record.load(tmp_path).values == {"λ": [0.1, None], "n": 12}
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+def test_a_number_that_no_record_holds_is_a_change(tmp_path, number):
+    path = Record(kind="x", values={"n": 12}).save(tmp_path)
+    path.write_text(path.read_text().replace("12", number, 1))
+    with pytest.raises(InputError, match=r"record\.json was changed after it was written"):
+        Record.load(tmp_path)
+
+
+def test_arrays_of_another_record_are_refused(tmp_path):
+    """As after a crash between the two files, or with changed bits."""
+    for number in (1, 2):
+        Record(kind="x", values={}, arrays={"a": numpy.full(3, number)}).save(tmp_path / str(number))
+    arrays = tmp_path / "1" / "record.safetensors"
+    whole = arrays.read_bytes()
+    arrays.write_bytes((tmp_path / "2" / "record.safetensors").read_bytes())
+    with pytest.raises(InputError, match=r"record\.safetensors holds other arrays than record\.json"):
+        Record.load(tmp_path / "1")
+    arrays.write_bytes(whole)
+    again = Record.load(tmp_path / "1")
+    assert again.arrays["a"].tolist() == [1, 1, 1]
+    assert Record.load(again.save(tmp_path / "3")).arrays["a"].tolist() == [1, 1, 1]
+    tree = json.loads((tmp_path / "1" / "record.json").read_text())
+    del tree["arrays_sha256"], tree["sha256"]
+    (tmp_path / "1" / "record.json").write_text(json.dumps(tree))  # of an older version
+    assert Record.load(tmp_path / "1").arrays["a"].tolist() == [1, 1, 1]
+
+
 def test_a_folder_may_replace_its_record(tmp_path):
     Record(kind="x", values={"a": 1}).save(tmp_path)
     assert Record.load(tmp_path).values == {"a": 1}
@@ -118,6 +145,9 @@ def test_missing_record_is_refused_by_its_name(tmp_path):
 def test_broken_arrays_are_refused_by_their_name(tmp_path):
     Record(kind="x", values={}, arrays={"a": numpy.zeros(3)}).save(tmp_path)
     (tmp_path / "record.safetensors").write_bytes(b"short")
+    tree = json.loads((tmp_path / "record.json").read_text())
+    del tree["arrays_sha256"], tree["sha256"]
+    (tmp_path / "record.json").write_text(json.dumps(tree))  # of an older version
     with pytest.raises(InputError, match=r"record\.safetensors: these are not the arrays"):
         Record.load(tmp_path)
 

@@ -83,7 +83,7 @@ def is_same_content(folder: Path, content: str) -> bool:
 
 
 def model_digest(folder: Path) -> str:
-    """SHA-256 of a model's folder: weights, configuration and tokenizer."""
+    """SHA-256 of a model's folder: the weights in safetensors, config.json and tokenizer.json."""
     return digest_of(_model_files(folder))
 
 

@@ -83,7 +83,7 @@ def _silence(folder: Path) -> float | None:
 
     The file is opened, because only that makes a network file system ask the server for the time of the last touch.
     """
-    clock = folder / f"{HOLDER}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp"
+    clock = folder / f"{HOLDER}.{uuid.uuid4().hex[:8]}.{os.getpid()}.tmp"
     try:
         with open(folder / HOLDER, "rb") as file:
             touched = os.fstat(file.fileno()).st_mtime

@@ -173,7 +173,7 @@ class _Signs:
         shares.div_(total.where(total > 0, 1.0))
         _add(self.absolute[here][..., block.keys], torch.bmm(weight, shares))
         _add(self.entropy[here], torch.bmm(weight, _entropy(self.layout, shares)))
-        negative = 0.5 * (1 - signed_total / total.where(total > 0, 1.0))
+        negative = 0.5 * (total - signed_total) / total.where(total > 0, 1.0)  # 0 for rows without weights
         _add(self.negative[here], torch.bmm(weight, negative))
 
     def found(self, count: Tensor) -> Differences:

@@ -327,5 +327,4 @@ CALIBRATION = Presentation(
 EVALUATION = Presentation(
     introduction="Loops of evaluations beside the plain way to the same numbers. The candidates took turns.",
     tables=lambda record: [timing(record)],
-    figures=TIMES,
 )

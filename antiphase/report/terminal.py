@@ -41,7 +41,7 @@ def drawn_parts(table: Table, width: int) -> Iterator[RichTable]:
     """Columns that say the same in every row become part of the title: a terminal is narrow.
 
     Where the words of all columns do not fit into ``width``, the table is drawn in several parts, each with the first
-    column.
+    columns by which rows can be told apart.
     """
     rows = table.text()
     constant = {
@@ -49,11 +49,13 @@ def drawn_parts(table: Table, width: int) -> Iterator[RichTable]:
         for index in range(len(table.columns))
         if len(rows) > 1 and not table.is_matrix and len({row[index] for row in rows}) == 1
     }
+    if len(constant) == len(table.columns):
+        constant = {}
     same = ", ".join(f"{table.columns[index].name.lower()} {value}" for index, value in constant.items())
     title = f"{table.title} ({same})" if same else table.title
     shown = [index for index in range(len(table.columns)) if index not in constant]
     cells = {index: [table.columns[index].name, *(row[index] for row in rows)] for index in shown}
-    parts = _parts(shown, {index: _least(texts) for index, texts in cells.items()}, width)
+    parts = _parts(_keys(shown, rows), shown, {index: _least(texts) for index, texts in cells.items()}, width)
     for number, part in enumerate(parts, start=1):
         is_last = number == len(parts)
         drawn = RichTable(
@@ -70,13 +72,24 @@ def drawn_parts(table: Table, width: int) -> Iterator[RichTable]:
         yield drawn
 
 
-def _parts(shown: Sequence[int], least: Mapping[int, int], width: int) -> list[list[int]]:
-    """Columns that fit beside each other; the first one stands in every part."""
-    parts = [list(shown[:1])]
-    for index in shown[1:]:
+def _keys(shown: Sequence[int], rows: Sequence[Sequence[str]]) -> list[int]:
+    """The fewest first columns by which rows can be told apart; the first one if all columns do not suffice."""
+    for count in range(1, len(shown)):
+        if len({tuple(row[index] for index in shown[:count]) for row in rows}) == len(rows):
+            return list(shown[:count])
+    return list(shown[:1])
+
+
+def _parts(keys: Sequence[int], shown: Sequence[int], least: Mapping[int, int], width: int) -> list[list[int]]:
+    """Columns that fit beside each other; ``keys`` stand in every part, or as many as leave room for another column."""
+    widest = max((least[index] for index in shown[len(keys) :]), default=0)
+    while len(keys) > 1 and sum(least[one] + GAP for one in keys) + widest + GAP >= width:
+        keys = keys[:-1]
+    parts = [list(keys)]
+    for index in shown[len(keys) :]:
         wanted = [*parts[-1], index]
-        if sum(least[one] + GAP for one in wanted) >= width and len(parts[-1]) > 1:
-            parts.append([shown[0], index])
+        if sum(least[one] + GAP for one in wanted) >= width and len(parts[-1]) > len(keys):
+            parts.append([*keys, index])
         else:
             parts[-1] = wanted
     return parts

@@ -23,8 +23,9 @@ from antiphase.data.corpora import documents
 from antiphase.data.labelled import labelled_rows
 from antiphase.data.packing import pack
 from antiphase.data.tokenization import in_chat, train_tokenizer
+from antiphase.errors import InputError
 from antiphase.evaluations.hallucination import HallucinationSettings
-from antiphase.folders.contents import check_model, file_digest, keep_model
+from antiphase.folders.contents import MODEL, check_model, file_digest, keep_model
 from antiphase.folders.journal import Journal, append_line
 from antiphase.folders.work import work_in
 from antiphase.models.checkpoints import Checkpoint
@@ -82,6 +83,15 @@ def _sharded_folder(folder: Path) -> None:
 def _kept_model(folder: Path) -> None:
     _model_folder(folder)
     keep_model(folder)
+
+
+def _model_kept(folder: Path) -> dict[str, str]:
+    """What of a model its digest protects, if it is accepted."""
+    if not (folder / MODEL).is_file():
+        raise InputError("without a digest nothing is protected")
+    check_model(folder)
+    kept = [*sorted(folder.glob("*.safetensors")), folder / "config.json", folder / "tokenizer.json"]
+    return {path.name: file_digest(path) for path in kept if path.is_file()}
 
 
 def _chat(folder: Path) -> None:
@@ -280,7 +290,7 @@ READERS = {
     "configurations": Reader(_model_folder, lambda folder: read_config(str(folder), flag="MODEL")),
     "tokenizers": Reader(lambda folder: _tokenizer().save_pretrained(folder) and None, _chat),
     "models": Reader(_sharded_folder, lambda folder: load_model(str(folder)) and None),
-    "sealed models": Reader(_kept_model, check_model, sealed=True),
+    "sealed models": Reader(_kept_model, _model_kept, sealed=True),
     "sources": Reader(_model_folder, lambda folder: Checkpoint(str(folder)).check()),
 }
 """By what they read."""

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from antiphase.errors import InputError
-from antiphase.evaluations.probe import Probe, ProbeSettings
+from antiphase.evaluations.probe import Probe, ProbeSettings, presentation
 from antiphase.evaluations.probe import measure as module
 from antiphase.evaluations.probe.measure import sinks_on_text
 from antiphase.probing.statistics import attention_statistics
@@ -77,8 +77,20 @@ def test_the_planted_sink_is_found(model, ids):
     for row in found.tokens:
         assert row.occurrences == int((judged == int(row.token)).sum())
     page = found._repr_html_()
-    assert "of them with enough queries" in page
+    assert "Sinks that enough queries see" in page
     assert page.count("<img") == 3
+
+
+def test_figures_name_the_layers_that_have_attention(model, ids):
+    found = sinks_on_text(model, ids, str)
+    for row in (*found.layers, *found.heads):
+        object.__setattr__(row, "layer", {0: 3, 1: 7, 2: 11}[row.layer])
+    object.__setattr__(found, "judged_positions", found.length)
+    record = found.record()
+    whole, heads = presentation.sink_map(record), presentation.sink_heads(record)
+    for axes in (whole.axes[0], heads.axes[0]):
+        assert [label.get_text() for label in axes.get_yticklabels()] == ["3", "7", "11"]
+    assert not any("too few" in text.get_text() for text in whole.axes[0].texts)
 
 
 def test_batches_change_nothing(model, ids, monkeypatch):

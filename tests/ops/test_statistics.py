@@ -137,3 +137,16 @@ def test_sink_baselines_are_counts_of_maps_with_no_sink_at_all(length):
     assert lines.local == pytest.approx(0.2, abs=1.5 / length)
     if length == 1001:
         assert lines.uniform == pytest.approx(0.006, abs=0.001)
+
+
+def test_rows_without_weights_have_no_negative_share():
+    """A query that sees nothing, and one whose maps cancel."""
+    query = torch.ones(1, 1, 1, 2, 2, D, dtype=torch.float64)
+    key = torch.ones(1, 1, 2, 2, D, dtype=torch.float64)
+    mask = torch.tensor([[False, False], [True, True]])[None, None]
+    for lam in (0.0, 1.0):
+        found = layer_statistics(
+            query, key, Visibility(mask, False, None), scale=1.0, real=torch.ones(1, 2, dtype=torch.bool),
+            lam=torch.full((1, 1, 1, 2), lam, dtype=torch.float64), top=1,
+        )  # fmt: skip
+        assert found.differences.negative_share.item() == 0.0

@@ -99,3 +99,21 @@ def test_answers_of_one_label_keep_their_columns():
     words = printed(Record(kind="predict", values={"model": "m", "rows": rows})).split()
     assert words.count("NEG") == 3
     assert "POS" in words
+
+
+def test_every_part_of_a_table_has_the_columns_that_tell_its_rows_apart():
+    rows = [[f"arm{arm}", f"layer{layer}", *["1,234,567"] * 5] for arm in range(2) for layer in range(2)]
+    for number, row in enumerate(rows):
+        row[2] = f"{number}"
+    columns = [Column("Arm"), Column("Layer"), *(Column(f"column{number}", "number") for number in range(5))]
+    for row, last in zip(rows, "abcd", strict=True):
+        row[-1], row[-2], row[-3], row[-4] = (last * 9 for _ in range(4))
+    text = drawn(Table(title="Wide", columns=columns, rows=rows), 50)
+    assert text.count("continued") == 2
+    assert text.split().count("Layer") == text.split().count("Arm") == 3
+    assert text.split().count("layer1") == 6
+
+
+def test_rows_that_are_all_the_same_are_shown():
+    text = drawn(Table(title="Same", columns=[Column("A"), Column("B", "integer")], rows=[["x", 1], ["x", 1]]), 80)
+    assert text.split().count("x") == text.split().count("1") == 2

@@ -25,15 +25,13 @@ class GenerationTests:
     all_generative_model_classes: tuple[type[PreTrainedModel], ...]
     all_model_classes: tuple[type[PreTrainedModel], ...]
 
-    def _models(self, **config_fields: Any) -> list[tuple[PreTrainedModel, dict[str, torch.Tensor]]]:
+    def _models(self) -> list[tuple[PreTrainedModel, dict[str, torch.Tensor]]]:
         """Models that generate, with the inputs of their prompt; none has padding."""
         if not self.all_generative_model_classes:
             pytest.skip("the model does not generate")
         found = []
         for kind in self.all_generative_model_classes:
             config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
-            for name, value in config_fields.items():
-                setattr(config, name, value)
             model = kind(config).eval()
             inputs = {name: inputs[name] for name in ("input_ids",)}
             found.append((model, inputs | {"attention_mask": torch.ones_like(inputs["input_ids"])}))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
 import numpy
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -16,13 +18,19 @@ from antiphase.report.plots import COLOURS, PERCENT, STYLE, visible
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Table, columns_of
 
-MOST_BARS = 25
+MOST_BARS, MOST_LAYERS = 25, 12
 FIGURES = {
-    "sinks": "Sinks|percent", "sinks_enough_queries": "of them with enough queries|percent",
+    "sinks": "Sinks|percent", "sinks_enough_queries": "Sinks that enough queries see|percent",
     "sink_share": "Weight on sinks|percent", "first_share": "on the first token|percent", "entropy": "Entropy|number",
     "top_logit": "Top logit|number",
 }  # fmt: skip
 """Fields and their columns."""
+
+
+def name_layers(axes: Axes, layers: Sequence[int]) -> None:
+    """Numbers of at most twelve layers at the rows of a map; not every layer of a model need have attention."""
+    places = range(0, len(layers), -(-len(layers) // MOST_LAYERS))
+    axes.set_yticks(places, [str(layers[place]) for place in places])
 
 
 @Probe.from_record
@@ -38,12 +46,13 @@ def sink_map(found: Probe) -> Figure | None:
         extent=(0, found.length, len(layers) - 0.5, -0.5),
     )  # fmt: skip
     axes.set(title="Sinks beside the first token", xlabel="position in the sequence", ylabel="layer")
-    axes.axvspan(found.judged_positions, found.length, color="#dddddd")
-    axes.text(
-        0.5 * (found.judged_positions + found.length), 0.5 * (len(layers) - 1), "too few queries\nto judge",
-        ha="center", va="center", fontsize=9.5, color="#444444",
-    )  # fmt: skip
-    axes.yaxis.set_major_locator(MaxNLocator(12, integer=True))
+    if found.judged_positions < found.length:
+        axes.axvspan(found.judged_positions, found.length, color="#dddddd")
+        axes.text(
+            0.5 * (found.judged_positions + found.length), 0.5 * (len(layers) - 1), "too few queries\nto judge",
+            ha="center", va="center", fontsize=9.5, color="#444444",
+        )  # fmt: skip
+    name_layers(axes, layers)
     axes.grid(visible=False)
     figure.colorbar(image, ax=axes, format=PERCENT, label="of maps and sequences")
     return figure
@@ -68,7 +77,7 @@ def sink_heads(found: Probe) -> Figure | None:
         images.append(axes.imshow(grid, aspect="auto", cmap="viridis", vmin=0, vmax=largest, interpolation="nearest"))
         axes.set(title=f"Attention {title}", xlabel="head (softmax map)")
         axes.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(12, integer=True))
+        name_layers(axes, layers)
         axes.grid(visible=False)
     both[0].set_ylabel("layer")
     figure.colorbar(images[0], ax=list(both), format=PERCENT, label="share of a query's attention")

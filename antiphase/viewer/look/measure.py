@@ -17,7 +17,8 @@ from antiphase.layers.positions import sinusoidal_positions
 from antiphase.map_codes import encode
 from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
-from antiphase.records import Record
+from antiphase.reading.files import read_json
+from antiphase.records import GIVE_A_RUN, Record
 from antiphase.scoring.loading import LoadedModel, context_length, load_model, origins, refused_by_model
 from antiphase.training.device import loading_options
 from antiphase.viewer.look import (
@@ -59,6 +60,7 @@ def look(
     request.check()
     started = time.perf_counter()
     with new_folder(output):
+        runs = _runs_of(Path(request.name))  # before anything that takes time
         loaded = load_model(request.name, **loading_options(request), with_head=False)
         config = loaded.model.config
         is_pair = bool(getattr(config, "is_encoder_decoder", False))
@@ -83,7 +85,7 @@ def look(
             arrays["positions"] = sinusoidal_positions(torch.arange(POSITIONS[0]), POSITIONS[1]).float().numpy()
         result = Look(
             model=request.name, model_type=config.model_type, attention_type=getattr(config, "attention_type", None),
-            sequences=sequences, maps=maps, masks=masks, runs=_runs_of(Path(request.name)),
+            sequences=sequences, maps=maps, masks=masks, runs=runs,
         )  # fmt: skip
         return result.save(output, request, arrays, seconds=time.perf_counter() - started, **origins([loaded]))
 
@@ -221,6 +223,8 @@ def _runs_of(folder: Path) -> list[LearningCurve]:
     """The learning curve of a model that was trained here."""
     if not (folder / "record.json").is_file():
         return []
+    if not {"kind", "values", "format"} <= read_json(folder / "record.json", "", GIVE_A_RUN).keys():
+        return []  # somebody else's file
     trained = Record.load(folder)
     if trained.kind in ("classify", "translate"):
         runs = trained.values["runs"]

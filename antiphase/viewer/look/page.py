@@ -81,7 +81,7 @@ def _model(record: Record, name: str, blobs: dict[str, str]) -> dict[str, Any]:
     return {
         "name": look.model,
         "sequences": {
-            key: [{"text": token.text, "piece": token.piece} for token in sequence.tokens]
+            key: [{"text": token.text} for token in sequence.tokens]
             for key, sequence in look.sequences.items()
         },
         "layers": [

@@ -9,9 +9,13 @@ const largestOf = (maps) => {
 
 const LABELLED = 44; // largest number of tokens whose axis shows them
 
+function isLabelled(which) {
+  return tokens(which).length <= (narrow.matches ? 24 : LABELLED);
+}
+
 function tokenAxis(which, title) {
   const list = tokens(which);
-  const few = list.length <= (narrow.matches ? 24 : LABELLED);
+  const few = isLabelled(which);
   const labels = few
     ? { tickmode: "array", tickvals: list.map((_, index) => index), ticktext: list.map((token) => escaped(short(token.text, 10)) || "∅"), tickfont: { size: list.length > 28 ? 9 : 11 } }
     : { title: { text: title, font: { size: 12 } } };
@@ -35,7 +39,7 @@ function drawMap() {
   const height = Math.max(220, Math.min(620, (width - 110) * (N / M) + 80));
   draw("map", [trace], {
     height, margin: { l: 46, r: 8, t: 8, b: 46 }, shapes: marks(),
-    xaxis: { ...tokenAxis("keys", "key"), tickangle: N <= LABELLED ? -60 : 0, range: [-0.5, M - 0.5] },
+    xaxis: { ...tokenAxis("keys", "key"), tickangle: isLabelled("keys") ? -60 : 0, range: [-0.5, M - 0.5] },
     yaxis: { ...tokenAxis("queries", "query"), range: [N - 0.5, -0.5] },
   });
   $("map-title").textContent = `Layer ${layer().name}, head ${state.head}${layer().each === 2 ? `: ${{ difference: "first − λ · second", first: "first map", second: "second map" }[state.map]}` : ""}`;
