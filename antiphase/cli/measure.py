@@ -42,13 +42,14 @@ def benchmark(
     from antiphase.benchmarks.calibration import benchmark_calibration
     from antiphase.benchmarks.model import benchmark_model
     from antiphase.errors import InputError
-    from antiphase.folders.ownership import unfinished
+    from antiphase.folders.ownership import check_empty, only_one, unfinished
     from antiphase.ops.api import why_no_kernels
     from antiphase.training.device import choose_device
 
     console = make_console(as_json=as_json)
     options: dict[str, Any] = {"quick": quick, "seed": seed, "say": sayer(console)}
-    with unfinished(output):
+    check_empty(output)
+    with only_one(output), unfinished(output):
         chosen = str(choose_device(device))
         if subject == Benchmark.calibration:
             if chosen != "cpu":

@@ -65,7 +65,7 @@ def unfinished(folder: Path) -> Iterator[None]:
     try:
         yield
     except InputError:
-        is_kept = any(other.name not in (LOCK, UNFINISHED) for other in folder.iterdir())  # its page failed
+        is_kept = any(other.name not in (LOCK, HOLDER, UNFINISHED) for other in folder.iterdir())  # its page failed
         if is_first and not is_kept:
             path.unlink(missing_ok=True)
         if made and not any(other.name != LOCK for other in folder.iterdir()):

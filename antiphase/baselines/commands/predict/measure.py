@@ -15,7 +15,7 @@ from antiphase.baselines.finished_runs import check_lengths
 from antiphase.baselines.scoring.classification import class_probabilities
 from antiphase.errors import InputError, naming
 from antiphase.folders.contents import check_loaded
-from antiphase.folders.ownership import check_empty, make_folder
+from antiphase.folders.ownership import check_empty, new_folder
 from antiphase.reading.models import read_model
 from antiphase.records import Record, finite
 from antiphase.scoring.loading import refused_by_model
@@ -75,6 +75,6 @@ def predict(
     ]
     record = Record(kind="predict", values=finite({"model": request.name, "rows": rows}), config={**asdict(request)})
     if output is not None:
-        make_folder(output)
-        record.save(output)
+        with new_folder(output):
+            record.save(output)
     return record
