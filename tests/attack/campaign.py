@@ -120,6 +120,9 @@ def main() -> int:
             if (library := programs.build_shim(Path(folder))) is not None:
                 variables = {**os.environ, "LD_PRELOAD": str(library), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
                 return subprocess.run([sys.executable, *sys.argv], env=variables, check=False).returncode
+    if given.target is not None and given.output is not None:
+        print("--target tries one command or reader, and --output keeps whole parts; leave one out")  # noqa: T201 – why
+        return 2
     sizes = {**(MINUTE if given.minute else FULL)}
     sizes = {name: getattr(given, name) if getattr(given, name) is not None else sizes[name] for name in sizes}
     if given.only != "inputs":
@@ -130,6 +133,11 @@ def main() -> int:
         for part in [given.only] if given.only else [name for name, size in sizes.items() if size]:
             started = time.perf_counter()
             rows = attack(campaign, part, sizes[part], given)
+            if not rows:
+                print(f"--target {given.target}: {part} has no such target")  # noqa: T201 – the reason
+                return 2
+            if part != "inputs" and (met := sum(row["stops"] for row in rows)) < sizes[part]:
+                campaign.wrong.append(f"{part}: {met} of {sizes[part]} happened in four times as many tries")
             found = {
                 "size": sizes[part], "seed": given.seed, "revision": environment()["revision"], "rows": rows,
                 "wrong": campaign.wrong, "seconds": time.perf_counter() - started,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import signal
 import traceback
@@ -18,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from antiphase.errors import InputError
+from antiphase.memory import peak_memory, restart_peak
 
 SECONDS, GROWTH = 5.0, 1 << 30
 """Bounds of a call: processor time, and bytes that the process may grow by."""
@@ -121,7 +121,8 @@ def fuzzed(name: str, folder: Path, count: int, number: int) -> dict[str, Any]:
 
 def judged(reader: Reader, here: Path, truth: str, found: dict[str, int]) -> str | None:
     """What is wrong with how a reader takes a folder."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    restart_peak()
+    before = peak_memory() or 0
     signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         given_back = reader.read(here)
@@ -138,7 +139,7 @@ def judged(reader: Reader, here: Path, truth: str, found: dict[str, int]) -> str
             return "something else than was written is accepted"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    grown = (peak_memory() or 0) - before
     return f"grows by {grown >> 20} MiB" if grown > GROWTH else None
 
 

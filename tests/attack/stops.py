@@ -81,8 +81,7 @@ def attempt(
             run = start(target, here, folder / "log", again=number > 0, fault=fault)
         else:  # imports too
             run = start_cold(target.command(again=number > 0), here, folder / "log", fault, processes=target.processes)
-        _stop(run, way, whole.seconds, draw)
-        _judge(run, way, outcome)
+        _judge(run, way, outcome, was_stopped=_stop(run, way, whole.seconds, draw))
         if run.code == 0:
             break
     if run.code != 0 or target.resumable:
@@ -113,13 +112,14 @@ def compare(whole: Undisturbed, here: Path, outcome: Outcome) -> None:
         outcome.wrong.append(f"leaves {', '.join(left[:4])}")
 
 
-def _stop(run: Run, way: str, seconds: float, draw: random.Random) -> None:
+def _stop(run: Run, way: str, seconds: float, draw: random.Random) -> bool:
+    """Whether the run was stopped, and did not end by itself before."""
     if way == "at a write":
         run.wait()
         run.end_group()
-        return
+        return True
     if run.wait(draw.uniform(0.02, 1.0) * seconds):
-        return
+        return False
     if way.startswith("Ctrl-C"):
         run.signal(signal.SIGINT)
         if way.endswith("twice") and not run.wait(time.monotonic() - run.started + draw.uniform(0.0, 0.5)):
@@ -138,6 +138,7 @@ def _stop(run: Run, way: str, seconds: float, draw: random.Random) -> None:
                 run.end_group()
     else:
         run.end_group()
+    return True
 
 
 def _kill(pid: int) -> None:
@@ -145,7 +146,7 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def _judge(run: Run, way: str, outcome: Outcome) -> None:
+def _judge(run: Run, way: str, outcome: Outcome, *, was_stopped: bool) -> None:
     """Note how the run ended, and what is wrong with that."""
     if run.code is None:
         run.end_group()
@@ -153,6 +154,10 @@ def _judge(run: Run, way: str, outcome: Outcome) -> None:
         return
     if run.code == 0 or (not way.startswith("Ctrl-C") and run.code == 130):
         return  # the stop came too late
+    if not was_stopped:  # a repeated command may find its whole result; anything else is a crash
+        if EXISTS not in run.said:
+            outcome.wrong.append(f"ends by itself with code {run.code}: {run.said[-400:]}")
+        return
     outcome.stops.append(way)
     if "Traceback" in run.said and way == "Ctrl-C" and outcome.target != "torchrun":  # whose launcher always shows one
         outcome.wrong.append(f"shows a traceback, {way}: {run.said[-600:]}")

@@ -149,7 +149,7 @@ def test_long_curves_are_shortened_and_say_so(comparison):
     assert "Shortened" in table.note
 
 
-def test_terminal_and_page_show_the_same(comparison, awkward):
+def test_the_terminal_shows_every_cell_and_sentence(comparison, awkward):
     for record in (comparison, awkward):
         output = io.StringIO()
         terminal.print_summary(record, Console(file=output, width=300))

@@ -222,11 +222,12 @@ class HeadTests(GenerationTests):
         for problem, labels in (
             ("single_label_classification", torch.tensor([0, 2, 1])),
             ("multi_label_classification", torch.ones(3, 3)),
+            ("regression", torch.ones(3)),
         ):
             config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
-            config.num_labels, config.problem_type = 3, problem
+            config.num_labels, config.problem_type = 1 if problem == "regression" else 3, problem
             out = kind(config).eval()(**inputs, labels=labels)
-            assert out.logits.shape == (3, 3)
+            assert out.logits.shape == (3, config.num_labels)
             assert out.loss.isfinite()
 
     def test_token_classification(self) -> None:
