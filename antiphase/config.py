@@ -136,8 +136,8 @@ def arm_run(run: RunSettings, compare: CompareSettings, arm: str, *, seed: int) 
     tree = dataclasses.asdict(run)
     for key, value in dotted(compare.arms[arm]).items():
         assign(tree, key, value)
-    tree["training"]["seed"] = seed
     settings = build(RunSettings, tree, path=f"compare.arms.{arm}")
+    settings = dataclasses.replace(settings, training=dataclasses.replace(settings.training, seed=seed))
     _check_run(settings)
     return settings
 
@@ -287,6 +287,8 @@ def _check_compare(compare: CompareSettings) -> None:
     for pair in compare.also.items():
         if unknown := [arm for arm in pair if arm not in compare.arms]:
             raise InputError(f"compare.also names the arm {unknown[0]!r}; known: {', '.join(compare.arms)}")
+        if pair[0] == pair[1]:
+            raise InputError(f"compare.also compares the arm {pair[0]!r} with itself; name two arms")
     if not compare.seeds or len(set(compare.seeds)) != len(compare.seeds):
         raise InputError(f"--seeds must be different whole numbers, got {compare.seeds}")
     if any(not SEEDS[0] <= seed <= SEEDS[1] for seed in compare.seeds):

@@ -187,8 +187,8 @@ class TrainingSettings:
     clip: float = bounded(1.0, above=0)
     """Gradients are clipped to this global norm."""
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    """``auto``: bf16 autocast if the processor has bf16 instructions, else float32. ``float64``, weights included, is
-    for checking one way to compute against another.
+    """``auto``: bf16 autocast on CUDA devices and on processors with bf16 instructions, else float32. ``float64``,
+    weights included, is for checking one way to compute against another.
     """
     gradient_checkpointing: bool = False
     """Recompute each block in the backward pass instead of keeping what it computed."""

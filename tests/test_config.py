@@ -104,6 +104,9 @@ def test_missing_key_is_named_in_full(preset, missing):
     ("data.paths=[[a]]", r"data.paths\[0\] must be text"),
     ("model=5", "model must be a mapping of keys to values, got 5"),
     ("compare.arms.softmax=3", "compare.arms.softmax must be a mapping, got 3"),
+    ("compare.arms.softmax.training=5", "compare.arms.softmax.training must be a mapping of keys to values, got 5"),
+    ("compare.arms.softmax.training=null", "compare.arms.softmax.training must be a mapping of keys to values"),
+    ("compare.also={softmax: softmax}", "compare.also compares the arm 'softmax' with itself"),
     ("model.hidden_size.x=3", "key 'model.hidden_size.x': 'hidden_size' holds a value, not a section"),
 ])  # fmt: skip
 def test_wrong_type_says_what_was_expected(preset, override, expected):

@@ -37,7 +37,7 @@ class _GatedHeads:
             maps = self.choice.chosen(call)
             plain = maps.multiply(maps.weights()) if maps.few else attend(maps).out
             change = outputs_by_map(self.rule.outputs(call, maps) - plain)  # (B, N, maps, dv)
-        gated = change * self.gates[call.layer].to(change.dtype)[:, None]
+        gated = change * self.gates[call.layer].to(change.device, change.dtype)[:, None]
         return heads + call.heads_of(gated).to(heads.dtype)
 
 

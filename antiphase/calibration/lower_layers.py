@@ -110,13 +110,16 @@ class LowerLayerCache:
     def _passed_through(self, numbers: range, when: Callable[[], bool]) -> Iterator[None]:
         """Let some layers return their input in forward passes where ``when()``; a cache keeps its lengths."""
         some = [(number, self.layers[number]) for number in numbers]
+        before = [layer.__dict__.get("forward") for _, layer in some]  # accelerate has its own there
         try:
             for number, layer in some:
                 layer.forward = partial(self._forward, layer, layer.forward, number, when)
             yield
         finally:
-            for _, layer in some:
+            for (_, layer), own in zip(some, before, strict=True):
                 layer.__dict__.pop("forward", None)
+                if own is not None:
+                    layer.forward = own
 
     def _forward(
         self,

@@ -46,6 +46,8 @@ def ranges(flag: str, text: str) -> list[int]:
             ends = int(first), int(last if dash else first)
         except ValueError:
             raise InputError(f"{flag} must be numbers and ranges such as 2-9 or 2,4,6, got {text!r}") from None
+        if ends[1] < ends[0]:
+            raise InputError(f"{flag} has a range that ends before it begins, {part!r}; write {ends[1]}-{ends[0]}")
         if ends[1] - ends[0] >= LARGEST_RANGE:
             raise InputError(f"{flag} names more than {LARGEST_RANGE:,} numbers: {part!r}")
         found += range(ends[0], ends[1] + 1)

@@ -65,6 +65,9 @@ def labelled_rows(
             for _, path in source.entries:
                 rows += _rows_of(path, split, header, flag, latin=latin)
         else:
+            if split is not None and "@" not in given:
+                (source,) = sources([f"{given}@{split}"], flag)
+                assert not isinstance(source, Files)
             rows += _numbered(hub_rows(source, flag))
     if not rows:
         raise InputError(f"{flag} {given}: it holds no rows; give a file with labelled text")
@@ -84,10 +87,14 @@ def column_of(path: str, *, flag: str = "--data") -> list[str]:
 
 def _rows_of(path: Path, split: str | None, header: Sequence[str] | None, flag: str, *, latin: bool) -> list[Row]:
     kind = kind_of(path)
-    if ".json" in (path.suffix.lower(), Path(path.stem).suffix.lower()):
+    plain = Path(path.stem) if path.suffix.lower() == ".gz" else path
+    if plain.suffix.lower() == ".json":
         return list(_json_document(path, split, flag))
     if split is not None:
-        raise InputError(f"{flag} {path}: only a .json file has splits; leave out split ({split})")
+        raise InputError(
+            f"{flag} {path}: only .json files and datasets of the Hub have splits; set split and "
+            f"demonstrations_split to null, also those of a template (here {split})"
+        )
     if kind == ".jsonl":
         return [Row(place, values) for place, values in json_rows(path, flag)]
     if kind in DELIMITERS:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from antiphase.data.workers import cores as usable_cores
 from antiphase.execution.executor import Command
 from antiphase.training.device import choose_device
 
@@ -23,7 +24,7 @@ class LocalExecutor:
 
     def pool(self, devices: Sequence[str], wanted: int | None, say: Callable[[str], None]) -> LocalPool:
         """One place for each core, or for each GPU that jobs may be shared out over."""
-        cores = os.cpu_count() or 1
+        cores = usable_cores()
         slots = parallel_jobs(devices, wanted, cores)
         return LocalPool(slots, max(1, cores // slots), gpus_for(devices))
 

@@ -141,6 +141,7 @@ class RayProcess:
         except ray.exceptions.TaskCancelledError:
             code = -signal.SIGTERM
         except ray.exceptions.RayTaskError as error:
+            self.code = 1  # it has ended, so that stopping the others does not raise this again
             raise RuntimeError(f"the run {self.command.name} could not be started on its node: {error.cause}") from None
         except ray.exceptions.RayError as error:
             self._again(type(error).__name__)
@@ -154,6 +155,7 @@ class RayProcess:
         if self.is_asked_to_stop:
             self.code = -signal.SIGTERM
         elif self.starts > RESTARTS:
+            self.code = 1
             raise RuntimeError(f"the run {self.command.name} has lost its node {self.starts} times ({why})")
         else:
             self.pool.say(f"{self.command.name}: lost its node ({why}); it goes on elsewhere from its last checkpoint")

@@ -65,9 +65,9 @@ class RunResult:
     """Largest resident set of the (first) process in bytes, from its start to the run's last checkpoint; older
     records have none."""
     peak_gpu_memory: int | None = None
+    """Largest number of bytes that torch allocated on the GPU of the (first) process."""
     precision: str | None = None
     """Dtype of matrix products; None in older records."""
-    """Largest number of bytes that torch allocated on the GPU of the (first) process."""
     final: Final = field(default_factory=Final)
     best: Best | None = None
     curve: list[CurvePoint] = field(default_factory=list)

@@ -110,7 +110,12 @@ class LabelledTask:
         """A task of ``count`` random rows, after the settings' number of examples; None means all rows in order."""
         shots = self.settings.shots
         shown = self.examples(shots) if shots else []
-        samples = self.samples(self.asked(count, shown), shown)
+        asked = self.asked(count, shown)
+        if not asked:
+            raise InputError(
+                f"data: no row is left to ask beside the examples; lower shots ({shots}) or give more rows"
+            )
+        samples = self.samples(asked, shown)
         found = Task(self.settings.name, samples, self._chance(samples), samples[0].metric)
         if self.settings.kind != "classification":
             return found
@@ -202,7 +207,7 @@ class LabelledTask:
         else:
             shown = []
         if shown or settings.demonstrations is not None:
-            self.pool, self.has_own_examples = self._kept(shown), True
+            self.pool, self.has_own_examples = self._kept(shown), own.isdisjoint(row.place for row in shown)
         if settings.kind == "classification":
             self.labels = self._labels([*self.rows, *(self.pool if self.has_own_examples else [])])
 

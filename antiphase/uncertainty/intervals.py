@@ -54,7 +54,7 @@ def slope_interval(points: Sequence[tuple[float, float]]) -> tuple[float, tuple[
     """Least-squares slope of y over log2 x with Student's 95 % interval; ``points`` have at least two different x."""
     x, y = zip(*((math.log2(place), value) for place, value in points), strict=True)
     fitted = stats.linregress(x, y)
-    if len(points) < 3:
+    if len(points) < 3 or len(set(y)) == 1:  # equal values, as at the floor, say nothing of their spread
         return float(fitted.slope), (-math.inf, math.inf)
     half = float(stats.t.ppf(0.975, len(points) - 2)) * float(fitted.stderr)
     return float(fitted.slope), (float(fitted.slope) - half, float(fitted.slope) + half)

@@ -206,6 +206,22 @@ def test_lower_layers_refuse_work_that_changes():
     assert "forward" not in model.model.layers[0].__dict__
 
 
+@torch.no_grad()
+def test_a_forward_function_that_somebody_set_on_a_layer_stays():
+    """As accelerate does, to move a layer's inputs to its device."""
+    model = build()
+    ids, layer, calls = torch.stack(samples(2)), model.model.layers[0], []
+    own = layer.forward
+    layer.forward = kept = lambda *args, **kwargs: calls.append(1) or own(*args, **kwargs)
+    lower = LowerLayerCache(model)
+    with lower.record(1):
+        model(ids)
+    with lower.skipped():
+        model(ids)
+    assert layer.__dict__["forward"] is kept
+    assert calls == [1]
+
+
 def test_known_results_are_not_measured_again(model_and_score):
     model, score = model_and_score
     seen = []

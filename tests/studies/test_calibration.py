@@ -274,6 +274,7 @@ def test_bad_requests(antiphase, refused, tmp_path):
     refused("--score must be one of metric, probability", f"{SEARCH} --score f --output s")
     refused("--held-out must lie between 0 and 1", f"{SEARCH} --held-out 1 --output s")
     refused("--layers must be numbers and ranges", f"{SEARCH} --layers x --output s")
+    refused("--layers has a range that ends before it begins, '9-5'; write 5-9", f"{SEARCH} --layers 2,9-5 --output s")
     refused("--layers names more than 10,000 numbers", f"{SEARCH} --layers 0-99999999999999999999 --output s")
     refused("--task cr: 5 samples are left to measure the gain, but 10 are needed", f"{SEARCH} --samples 10 --output s")
     refused("--layers names layer 7, but the model's layers are 0 to 1", f"{SEARCH} --layers 0-7 --output s")

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from antiphase.data.tokenization import train_tokenizer
+from antiphase.errors import InputError
 from antiphase.tasks.tasks import load_labelled_task, load_task
 
 
@@ -58,8 +59,13 @@ def test_copies_of_the_examples_are_not_asked(tmp_path, tokenizer, more):
     asked = [task.rows[number] for number in task.asked(None, shown)]
     assert asked
     assert not {row.place for row in shown} & {row.place for row in asked}
-    if not more:  # examples of their own may deliberately have the texts that are asked
-        assert not {str(row.values) for row in shown} & {str(row.values) for row in asked}
+    assert not {str(row.values) for row in shown} & {str(row.values) for row in asked}
+
+
+def test_no_row_that_is_left_to_ask_is_one_sentence(tmp_path, tokenizer):
+    (tmp_path / "c.all").write_text("0 same\n1 same\n0 same\n")
+    with pytest.raises(InputError, match=r"no row is left to ask beside the examples; lower shots \(1\)"):
+        load_task(written(tmp_path, template="cr", data="c.all", shots=1), tokenizer)
 
 
 @pytest.mark.slow

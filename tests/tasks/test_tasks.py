@@ -372,8 +372,9 @@ LIST = "{{ q }}\n{% for choice in choices %}{{ loop.index }}. {{ choice }}\n{% e
     ],
 )
 def test_choices_that_a_question_names_are_no_list(question, choices, prompt, listed, tmp_path, tokenizer):
-    path = data(tmp_path, "q.jsonl", [{"q": question, "choices": choices, "label": i} for i in (0, 1)])
-    base = {"kind": "choice", "data": path, "shots": 1, "demonstrations": path, "prompt": prompt}
+    rows = [{"q": question, "choices": choices, "label": i} for i in (0, 1)]
+    asked, shown = (data(tmp_path, f"{name}.jsonl", rows) for name in ("asked", "shown"))
+    base = {"kind": "choice", "data": asked, "shots": 1, "demonstrations": shown, "prompt": prompt}
     for sample in load_task(written(tmp_path, base), tokenizer).samples:
         parts = {name: tokenizer.decode(sample.prompt[start:stop]).strip() for name, start, stop in sample.spans}
         assert parts.get("choices") == listed

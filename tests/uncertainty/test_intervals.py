@@ -121,3 +121,7 @@ def test_the_interval_of_an_area_covers_the_truth_about_as_often_as_it_says():
             low, high = area_interval((own[:, None] > other).mean(), 25, 40)
             held.append(low <= truth <= high)
         assert numpy.mean(held) == pytest.approx(0.95, abs=0.025)
+
+
+def test_equal_values_say_nothing_of_the_spread_of_a_slope():
+    assert slope_interval([(256, 1.0), (512, 1.0), (1024, 1.0)]) == (0.0, (-math.inf, math.inf))

@@ -7,7 +7,6 @@ done stays after a kill and a second call continues; the last record holds the c
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -17,6 +16,7 @@ from pathlib import Path
 from antiphase.config import Preset, load_preset
 from antiphase.data.corpora import fingerprint
 from antiphase.data.prepare import wording
+from antiphase.data.workers import cores
 from antiphase.errors import InputError, nearest
 from antiphase.execution.choice import executor_of
 from antiphase.folders.ownership import make_folder, only_one
@@ -81,7 +81,7 @@ def plan(settings: ReproduceSettings, output: Path) -> Plan:
     run = partial(reproduce, settings)
     if settings.scale == PAPER:
         return Plan(run, announced=[on_gpus("paper", settings.devices)])
-    told = estimate(settings.scale, settings.chosen, scale_preset(settings), os.cpu_count() or 1)
+    told = estimate(settings.scale, settings.chosen, scale_preset(settings), cores())
     is_known = told.minutes is not None
     takes = f"about {told.minutes:.0f} minutes here" if is_known else f"{settings.scale} is for a large GPU"
     further = [] if is_known else [on_gpus(SCALES[settings.scale].preset, 1)]
