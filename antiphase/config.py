@@ -104,9 +104,9 @@ def _preset(
         if not separator or not key:
             raise InputError(f"--set {override!r} is not KEY=VALUE, for example --set training.steps=200")
         changes.append((key, _parse_value(override, text)))
+    if any(key.startswith("compare.arms.") for key, _ in changes) and "arms" not in (section(tree, "compare") or {}):
+        assign(tree, "compare.arms", CompareSettings().arms)  # changing one arm keeps the others
     for key, value in changes:
-        if key.startswith("compare.arms.") and "arms" not in (section(tree, "compare") or {}):
-            assign(tree, "compare.arms", CompareSettings().arms)  # changing one arm keeps the others
         assign(tree, key, value)
         _forget_in_arms(tree, key)
     compare_tree = tree.pop("compare", {})
@@ -129,6 +129,36 @@ def _forget_in_arms(tree: dict[str, Any], key: str) -> None:
     for arm, changes in arms.items():
         if isinstance(changes, dict):
             arms[arm] = {own: value for own, value in dotted(changes).items() if not f"{own}.".startswith(f"{key}.")}
+
+
+def check_followed(preset: Preset, overrides: Sequence[str]) -> None:
+    """Check that every run-wide override has an effect in a study, and leaves its arms different.
+
+    Raises:
+        InputError: all arms have their own value, or nothing else told two arms apart.
+    """
+    keys = [override.partition("=")[0] for override in overrides]
+    for key in [key for key in keys if not key.startswith("compare.")]:
+        if key == "training.seed":
+            raise InputError("--set training.seed: a study takes its seeds from --seeds")
+        if all(any(f"{own}.".startswith(f"{key}.") for own in dotted(one)) for one in preset.compare.arms.values()):
+            raise InputError(
+                f"--set {key} would change nothing, because every arm has its own; set compare.arms.ARM.{key}, with "
+                f"ARM one of {', '.join(preset.compare.arms)}"
+            )
+    if not any(key.startswith("model.") for key in keys):
+        return
+    found: dict[str, str] = {}
+    for arm in preset.compare.arms:
+        run = arm_run(preset.run, preset.compare, arm, seed=0)
+        trained = run.model.attention_type
+        if arm in CompareSettings().arms and trained != arm and run.model.kind == "transformer":
+            raise InputError(f"--set lets the arm {arm} train {trained} attention; set compare.arms.{arm}.KEY instead")
+        if run.model.kind != "transformer":  # it has no attention
+            run = dataclasses.replace(run, model=dataclasses.replace(run.model, attention_type="softmax"))
+        other = found.setdefault(repr(run), arm)
+        if other != arm:
+            raise InputError(f"--set leaves the arms {other} and {arm} equal; set compare.arms.ARM.KEY for one of them")
 
 
 def arm_run(run: RunSettings, compare: CompareSettings, arm: str, *, seed: int) -> RunSettings:

@@ -18,6 +18,7 @@ from antiphase.config import (
     RunSettings,
     TrainingSettings,
     arm_run,
+    check_followed,
     load_preset,
     rows_by_share,
     to_yaml,
@@ -403,3 +404,27 @@ def taken_or_refused_in_one_sentence(path, field, value):
 def test_every_field_takes_or_refuses_every_kind_of_value_in_one_sentence(tmp_path, field):
     for value in (None, True, 0, -1, 1.5, math.nan, math.inf, "", "no such value", [], ["a"], [[]], {}, {"a": 1}):
         taken_or_refused_in_one_sentence(tmp_path / "any.yaml", field, value)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_run_wide_setting_wins_over_an_arm_in_any_order(preset, swapped):
+    overrides = ["compare.arms.softmax.training.learning_rate=2e-3", "training.learning_rate=5e-3"]
+    loaded = load_preset(preset(), overrides[::-1] if swapped else overrides)
+    rates = {
+        arm: arm_run(loaded.run, loaded.compare, arm, seed=0).training.learning_rate for arm in loaded.compare.arms
+    }
+    assert rates == {"softmax": 2e-3 if swapped else 5e-3, "differential": 5e-3}
+
+
+@pytest.mark.parametrize(("overrides", "told"), [
+    (["model.attention_type=differential_v2"], "would change nothing, because every arm has its own"),
+    (["model.kind=lstm"], "leaves the arms softmax and differential equal"),
+    (["compare.arms.softmax.training.learning_rate=2e-3", "compare.arms.softmax.training.learning_rate=8e-3",
+      "model.attention_type=differential"], "lets the arm softmax train differential attention"),
+    (["training.seed=99"], "takes its seeds from --seeds"),
+])  # fmt: skip
+def test_what_no_arm_would_follow_is_refused(preset, overrides, told):
+    loaded = load_preset(preset(), overrides)
+    with pytest.raises(InputError, match=told):
+        check_followed(loaded, overrides)
+    check_followed(load_preset(preset(), ["model.hidden_size=32"]), ["model.hidden_size=32"])

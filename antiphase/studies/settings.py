@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from antiphase.config import Preset, load_preset
+from antiphase.config import Preset, check_followed, load_preset
 from antiphase.execution.settings import ExecutorSettings
 from antiphase.flags import Settings, flag
 
@@ -69,3 +69,8 @@ class PresetSettings(TextSettings):
 @dataclass(frozen=True, kw_only=True)
 class StudySettings(SeedsSettings, PresetSettings):
     """Settings of a study of a preset, with every arm and seed."""
+
+    def chosen_preset(self, first: Sequence[str] = ()) -> Preset:
+        found = super().chosen_preset(first)
+        check_followed(found, self.settings)
+        return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from antiphase.errors import InputError
 from antiphase.studies.plan import Plan
 from antiphase.studies.started import overrides_from
 from antiphase.studies.train import TrainSettings
@@ -13,6 +14,9 @@ from antiphase.studies.training_run import train_run
 
 def plan(settings: TrainSettings, output: Path) -> Plan:
     """``train_run`` with these settings."""
+    for override in settings.settings:
+        if override.startswith("compare."):
+            raise InputError(f"--set {override}: train trains one model; antiphase compare trains arms")
     start = settings.start_from
     run = settings.chosen_preset([] if start is None else overrides_from(start, flag="--start-from")).run
     return Plan(partial(train_run, run), steps=run.training.steps)

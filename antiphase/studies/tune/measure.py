@@ -29,6 +29,9 @@ SPIKE, BEFORE = 5.0, 10
 
 def plan(settings: TuneSettings, output: Path) -> Plan:
     """``tune`` with these settings."""
+    for override in settings.settings:
+        if override.partition("=")[0].endswith("training.learning_rate"):
+            raise InputError(f"--set {override}: every arm is trained at the rates of --learning-rates")
     preset = settings.chosen_preset()
     work = partial(tune, preset, learning_rates=settings.learning_rates, executor=executor_of(settings))
     return Plan(work, announced=[described(preset)])
