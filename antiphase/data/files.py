@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -200,6 +201,7 @@ def csv_rows(
                 continue
             if names is None:
                 names = [name.strip() for name in row]
+                _check_different(names, place)
                 see_header(names, place)
                 continue
             if len(row) != len(names):
@@ -227,6 +229,7 @@ def parquet_rows(
     """
     with _parquet_file(path, flag) as file:
         schema = file.schema_arrow
+        _check_different(schema.names, f"{flag} {path}")
         columns = choose(schema.names, [field.name for field in schema if _is_string(field.type)])
         groups = range(file.num_row_groups)[start:end]
         left = most_unpacked(path)
@@ -244,10 +247,22 @@ def parquet_rows(
                     yield f"{flag} {path}", row
 
 
+def _check_different(names: Sequence[str], place: str) -> None:
+    """
+    Raises:
+        InputError: two columns have one name, so the values of one would be lost.
+    """
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise InputError(f"{place}: two columns are called {twice[0]!r}; rename one of them")
+
+
 def _largest_column(group: Any, columns: Sequence[str]) -> int:
     """Unpacked bytes of the largest of these columns in a row group."""
     found = (group.column(index) for index in range(group.num_columns))
-    chosen = [one.total_uncompressed_size for one in found if one.path_in_schema.split(".")[0] in columns]
+    chosen = [
+        one.total_uncompressed_size for one in found
+        if any(f"{one.path_in_schema}.".startswith(f"{name}.") for name in columns)
+    ]  # fmt: skip
     return max(chosen, default=0)
 
 

@@ -371,3 +371,16 @@ def test_the_fingerprint_of_a_hub_dataset_follows_its_revision(monkeypatch):
     assert len(before) == 3
     monkeypatch.setattr(Builder, "hash", "second")
     assert before.isdisjoint(fingerprint([name]) for name in names)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.parquet"])
+def test_two_columns_of_one_name_are_refused(tmp_path, name):
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+        pyarrow.parquet.write_table(table, path)
+    else:
+        mark = "," if path.suffix == ".csv" else "\t"
+        path.write_text(f"text{mark}text\na{mark}b\n")
+    with pytest.raises(InputError, match="two columns are called 'text'; rename one of them"):
+        list(documents([str(path)]))
