@@ -123,7 +123,7 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
     else:
         check_held_out(settings.paths, settings.validation)
         if settings.cache:
-            cache = Path(settings.cache)
+            cache = Path(settings.cache).expanduser()
             if cache.exists() and not is_cache(cache):
                 raise InputError(f"data.cache {cache}: this is no folder of tokens; choose a new or an empty folder")
         tokenizer = tokenizer_for(settings, cache, progress)

@@ -59,7 +59,7 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
     if not asked.paths and settings.source == "synthetic":
         return prepare_data(settings, tokens_of(output), progress=say)
     if not asked.paths:
-        kept = settings.cache is not None and is_cache(Path(settings.cache))  # a run may have been moved
+        kept = settings.cache is not None and is_cache(Path(settings.cache).expanduser())  # a run may have been moved
         own = replace(trained, tokenizer=loaded.name, cache=settings.cache if kept else None)
         data = prepare_data(own, tokens_of(output), progress=say)
         if data.content is not None and not is_same_content(Path(loaded.name), data.content):

@@ -452,3 +452,17 @@ def test_tokens_are_not_written_among_other_files(tmp_path):
             path.unlink()
     with pytest.raises(InputError, match=r"data\.cache \S+home: this is no folder of tokens"):
         prepare(settings, tmp_path / "cache")
+
+
+def test_the_folder_of_tokens_may_be_named_from_home(tmp_path, monkeypatch):
+    (tmp_path / "text.txt").write_text("one two three four five six seven eight nine ten " * 40)
+    (tmp_path / "held.txt").write_text("eleven twelve thirteen fourteen fifteen sixteen " * 40)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    settings = DataSettings(
+        source="text", paths=[str(tmp_path / "text.txt")], validation=[str(tmp_path / "held.txt")],
+        vocabulary_size=300, sequence_length=200, needles=2, queries=1, needle_share=0.0, cache="~/tokens",
+    )  # fmt: skip
+    prepare(settings, tmp_path / "other")
+    assert (tmp_path / "tokens").is_dir()
+    assert not (tmp_path / "~").exists()
