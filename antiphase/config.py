@@ -146,7 +146,7 @@ def check_followed(preset: Preset, overrides: Sequence[str]) -> None:
                 f"--set {key} would change nothing, because every arm has its own; set compare.arms.ARM.{key}, with "
                 f"ARM one of {', '.join(preset.compare.arms)}"
             )
-    if not any(key.startswith("model.") for key in keys):
+    if not {"model.attention_type", "model.kind"} & set(keys):  # which tell arms apart
         return
     found: dict[str, str] = {}
     for arm in preset.compare.arms:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,7 @@ def labelled_rows(
                 rows += _rows_of(path, split, header, flag, latin=latin)
         else:
             if split is not None and "@" not in given:
-                (source,) = sources([f"{given}@{split}"], flag)
-                assert not isinstance(source, Files)
+                source = replace(source, split=split)
             rows += _numbered(hub_rows(source, flag))
     if not rows:
         raise InputError(f"{flag} {given}: it holds no rows; give a file with labelled text")
@@ -176,11 +175,13 @@ def _json_document(path: Path, split: str | None, flag: str) -> Iterator[Row]:
 
 
 def _squad(articles: list[dict[str, Any]], place: str) -> Iterator[Row]:
-    """Questions of SQuAD's articles, in the Hub's format."""
+    """Questions of SQuAD's articles, in the Hub's format; those without an id are numbered."""
+    number = 0
     try:
         for article in articles:
             for paragraph in article["paragraphs"]:
                 for question in paragraph["qas"]:
+                    number += 1
                     answers = question.get("answers") or []
                     values = {
                         "id": question.get("id"),
@@ -189,6 +190,7 @@ def _squad(articles: list[dict[str, Any]], place: str) -> Iterator[Row]:
                         "question": question["question"],
                         "answers": {"text": [answer["text"] for answer in answers]},
                     }
-                    yield Row(f"{place}, question {values['id']}", values)
+                    name = number if values["id"] is None else values["id"]
+                    yield Row(f"{place}, question {name}", values)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{place}: its articles are not those of SQuAD ({error})") from None

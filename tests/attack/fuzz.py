@@ -80,7 +80,8 @@ def in_process(name: str, folder: Path, count: int, number: int) -> dict[str, An
     else:
         said = (folder / "log").read_text(errors="replace")[-300:]
         row = {"reader": name, "tries": 0, "refused": 0, "wrong": [f"{name}: the process died: {said}"]}
-    print(f"{name}: {row['tries']} tries, {row['refused']} refused, {len(row['wrong'])} wrong", flush=True)  # noqa: T201
+    words = f"{name}: {row['tries']} tries, {row['refused']} refused, {len(row['wrong'])} wrong"
+    print(words, flush=True)  # noqa: T201 – progress
     for line in row["wrong"]:
         print(f"LOST {line}", flush=True)  # noqa: T201 – progress
     shutil.rmtree(folder)

@@ -7,6 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from antiphase.data import labelled
 from antiphase.data.labelled import column_of, labelled_rows
 from antiphase.errors import InputError
 
@@ -127,3 +128,17 @@ def test_real_sets(shared):
     assert len(values(data / "classification" / "mpqa.all")) == 10606
     assert len(values(data / "classification" / "subj.all")) == 10000
     assert len({row["label"] for row in values(data / "icl" / "clinc150.json", split="test")}) == 150
+
+
+@pytest.mark.parametrize(("given", "read"), [("owner/name", "test"), ("owner/name@validation", "validation")])
+def test_a_split_is_that_of_a_dataset_of_the_hub(monkeypatch, given, read):
+    """Unless the name has one itself."""
+    monkeypatch.setattr(labelled, "hub_rows", lambda source, flag: iter([("here", {"text": source.split})]))
+    assert [row.values["text"] for row in labelled_rows(given, split="test")] == [read]
+
+
+def test_questions_of_squad_without_ids_have_different_places(tmp_path):
+    asked = [{"question": f"Q{number}?", "answers": [{"text": "a"}]} for number in range(3)]
+    articles = {"data": [{"title": "T", "paragraphs": [{"context": "c", "qas": asked}]}]}
+    (tmp_path / "s.json").write_text(json.dumps(articles))
+    assert len({row.place for row in labelled_rows(str(tmp_path / "s.json"))}) == 3

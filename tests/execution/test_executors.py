@@ -15,7 +15,7 @@ from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.execution import ray_cluster, ray_node
 from antiphase.execution.executor import Command
-from antiphase.execution.ray_cluster import RayExecutor
+from antiphase.execution.ray_cluster import RayExecutor, RayProcess
 from antiphase.execution.settings import ExecutorSettings
 from antiphase.studies.compare.measure import compare
 from antiphase.studies.grid import Grid
@@ -188,3 +188,23 @@ def test_a_node_of_a_cluster_is_given_absolute_paths(tmp_path, monkeypatch):
     ray_cluster.RayPool(1, 1, 0, print).start(command)
     paths = (str(tmp_path / "out/run"), str(tmp_path / "out/logs/run.log"), str(tmp_path))
     assert given == [(ray_node.execute, (["train"], *paths))]
+
+
+def test_a_ray_process_that_could_not_start_has_ended(monkeypatch):
+    """So that stopping the other processes does not meet its error again."""
+
+    def get(task):
+        raise failed
+
+    class TaskError(Exception):
+        cause = "no permission"
+
+    failed = TaskError()
+    errors = SimpleNamespace(TaskCancelledError=KeyError, RayTaskError=TaskError, RayError=OSError)
+    ray = SimpleNamespace(get=get, wait=lambda tasks, timeout: (tasks, []), exceptions=errors)
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setattr(RayProcess, "_submit", lambda self: "task")
+    process = RayProcess(SimpleNamespace(name="run"), pool=None)
+    with pytest.raises(RuntimeError, match="the run run could not be started on its node: no permission"):
+        process.poll()
+    assert process.poll() == 1

@@ -8,9 +8,9 @@ import torch
 launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
 
 import triton  # noqa: E402 – it may be missing
-import triton.language as tl  # noqa: E402
+import triton.language as tl  # noqa: E402 – as above
 
-from antiphase.ops.triton.primitives import key_parts, query_parts  # noqa: E402
+from antiphase.ops.triton.primitives import key_parts, query_parts  # noqa: E402 – it needs Triton
 
 pytestmark = pytest.mark.skipif(
     not launch.INTERPRETED, reason="arithmetic on whole numbers, for which every case would be compiled"
