@@ -61,8 +61,8 @@ HALF = {
     "span": (Blocks(LEAST_BLOCK, 128, 4, 2), Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 32, 4, 2)),
 }
 """Block sizes by kernel for widths up to 64 with values up to 128, wider ones with values up to 128 (V2), and wider
-values (V1); for compute capability 9, chosen by time on an H200. There four warps share at least 64 rows of a product:
-with fewer rows per group of four, groups of warps would compute the same scores.
+values (V1); for compute capability 9, chosen by time on an H200. There four warps compute 64 rows of a product at
+least, so eight warps on 64 rows compute the same scores twice; only for wider values have four too few registers.
 """
 HALF_BEFORE_9 = {
     "forward": (Blocks(128, 32, 8, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
