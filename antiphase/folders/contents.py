@@ -23,13 +23,13 @@ def hash_of(tree: Any) -> str:
     return hashlib.sha256(json.dumps(tree).encode()).hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file.
+def file_digest(path: Path, flag: str = "") -> str:
+    """SHA-256 of a file; ``flag`` names it in messages.
 
     Raises:
         InputError: the file cannot be read.
     """
-    with reading(path, ""), path.open("rb") as file:
+    with reading(path, flag), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

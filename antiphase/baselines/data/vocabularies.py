@@ -26,6 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from antiphase.data.pieces import pieces
 from antiphase.data.tokenization import PAD, TRAINING_PIECE, check_vocabulary, train_tokenizer
 from antiphase.errors import InputError
+from antiphase.reading.tokenizers import load_tokenizer
 
 UNKNOWN = "<|unknown|>"
 SPECIAL = (PAD, UNKNOWN)
@@ -131,3 +132,11 @@ TOKENIZERS: dict[str, Callable[[Iterable[str], int], PreTrainedTokenizerFast]] =
     "unigram": train_unigram,
 }
 """Training function by kind of tokenizer; takes texts and the number of entries."""
+
+
+def content_of_own(name: str | None, *, flag: str = "--tokenizer") -> str | None:
+    """The vocabulary and special tokens of a folder or Hub name; None for tokenizers that are trained here."""
+    if name is None or name in TOKENIZERS:
+        return None
+    tokenizer = load_tokenizer(name, flag=flag)
+    return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.special_tokens_map}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from antiphase.baselines.data.labelled_texts import (
     stratified_parts,
 )
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
-from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
+from antiphase.baselines.data.vocabularies import TOKENIZERS, content_of_own, train_words
 from antiphase.baselines.finished_runs import Part, check_lengths, load_or_run_each, make_elsewhere, save_run
 from antiphase.baselines.models.word_vectors import set_word_vectors
 from antiphase.baselines.named_models import alone
@@ -51,10 +50,9 @@ from antiphase.baselines.scoring.classification import (
 from antiphase.baselines.training.classifier import train_classifier
 from antiphase.errors import InputError, naming
 from antiphase.flags import kept_settings
-from antiphase.folders.contents import hash_of
+from antiphase.folders.contents import file_digest, hash_of
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
-from antiphase.reading.files import reading
 from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import Record, finite
 from antiphase.report.tables import mean_of_present
@@ -134,18 +132,9 @@ def _read(request: ClassifySettings, say: Callable[[str], None]) -> tuple[list[E
 def _content(request: ClassifySettings, examples: Sequence[Example], test: Sequence[Example]) -> str:
     """Digest of the rows of each part and of the files that the runs read."""
     texts = [[[example.text, example.label] for example in part] for part in (examples, test)]
-    tokenizer = None
-    if request.tokenizer not in TOKENIZERS:
-        own = load_tokenizer(request.tokenizer, flag="--tokenizer")
-        tokenizer = f"{own.backend_tokenizer.to_str()} {own.special_tokens_map}"
-    vectors = None
-    if request.word_vectors is not None:
-        with (
-            reading(request.word_vectors, "--word-vectors", "give a text file of word vectors"),
-            open(request.word_vectors, "rb") as file,
-        ):
-            vectors = hashlib.file_digest(file, "sha256").hexdigest()
-    return hash_of([texts, tokenizer, vectors])
+    given = request.word_vectors
+    vectors = None if given is None else file_digest(Path(given), "--word-vectors")
+    return hash_of([texts, content_of_own(request.tokenizer), vectors])
 
 
 def _splits(request: ClassifySettings, examples: list[Example], test: list[Example]) -> Iterator[Parts]:

@@ -29,7 +29,7 @@ from antiphase.baselines.data.generated_language import generated_pairs, lexicon
 from antiphase.baselines.data.labelled_texts import normal_form
 from antiphase.baselines.data.parallel import Pair, held_out_pairs, read_pairs
 from antiphase.baselines.data.text_batches import EncodedTexts, encode
-from antiphase.baselines.data.vocabularies import TOKENIZERS, train_words
+from antiphase.baselines.data.vocabularies import TOKENIZERS, content_of_own, train_words
 from antiphase.baselines.finished_runs import Part, check_lengths, load_or_run_each, make_elsewhere, save_run
 from antiphase.baselines.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
 from antiphase.baselines.named_models import alone, chosen_models
@@ -130,15 +130,7 @@ def _splits(request: TranslateSettings) -> list[Parts]:
 def _content(splits: Sequence[Parts], request: TranslateSettings) -> str:
     """Digest of the pairs and the tokenizer."""
     texts = [[[[pair.source, pair.target] for pair in part] for part in (parts.train, parts.test)] for parts in splits]
-    return hash_of([texts, _own_tokenizer(request)])
-
-
-def _own_tokenizer(request: TranslateSettings) -> str | None:
-    """Digest of the folder or Hub name of ``--tokenizer``."""
-    if request.tokenizer is None or request.tokenizer in TOKENIZERS:
-        return None
-    tokenizer = load_tokenizer(request.tokenizer, flag="--tokenizer")
-    return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.special_tokens_map}"
+    return hash_of([texts, content_of_own(request.tokenizer)])
 
 
 class Study:
