@@ -120,6 +120,12 @@ def test_a_byte_order_mark_is_not_part_of_a_text(tmp_path, name, read):
     assert "".join(read(tmp_path / name)).replace("\r", "") == "one\ntwo\n"
 
 
+def test_a_later_part_of_a_text_names_the_byte_of_the_file_and_no_line(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\nx\xff")
+    with pytest.raises(InputError, match=r"a\.txt: the text is not UTF-8 at byte 9 of the file"):
+        whole_text(tmp_path / "a.txt", "--data", start=4)
+
+
 def test_a_byte_order_mark_is_not_part_of_settings_and_records(tmp_path):
     preset = load_preset("demo")
     text = to_yaml(preset.run)

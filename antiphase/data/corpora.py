@@ -124,7 +124,8 @@ def _texts(part: Part, text_field: str | None, flag: str) -> Iterator[str]:
     place = part.place
     if isinstance(place, HubDataset):
         rows = hub_rows(place, flag, part=None if part.end is None else part.start)
-        yield from _of_column(rows, text_field)
+        first = next(hub_rows(place, flag), None) if part.start else None
+        yield from _of_column(rows, text_field, first)
         return
     kind = kind_of(place)
     if kind == ".parquet":

@@ -64,11 +64,6 @@ class HubDataset:
     config: str | None
     split: str
 
-    @property
-    def part(self) -> tuple[str, str | None, str]:
-        """What is read, however it was written."""
-        return self.name, self.config, self.split
-
 
 # ------------------------------------------------------------------------------------------ finding
 
@@ -332,6 +327,17 @@ def hub_revision(source: HubDataset, flag: str) -> str:
     with _hub_errors(source, flag):
         builder = datasets.load_dataset_builder(source.name, source.config)
         return f"{builder.hash} {builder.config.name}"
+
+
+def is_same_part(one: HubDataset, other: HubDataset) -> bool:
+    """Whether two names mean the same split of the same dataset; one may name the configuration that is the default.
+
+    Raises:
+        InputError: the dataset cannot be reached, which is asked only if one of the two names a configuration.
+    """
+    if (one.name.lower(), one.split) != (other.name.lower(), other.split):  # the Hub ignores the case of names
+        return False
+    return one.config == other.config or hub_revision(one, "--validation") == hub_revision(other, "--data")
 
 
 def hub_rows(source: HubDataset, flag: str, *, part: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -53,11 +54,11 @@ def labelled_rows(
         InputError: there is nothing to read, or a row cannot be read; the message names file and line.
     """
     if isinstance(given, Mapping):
-        sources(list(given.values()), flag)  # reports missing paths by name
+        files = {label: _plain_file(path, flag) for label, path in given.items()}
         return [
             Row(place, {"text": text, "label": label})
-            for label, path in given.items()
-            for place, text in text_lines(Path(path), flag, latin=latin)
+            for label, path in files.items()
+            for place, text in text_lines(path, flag, latin=latin)
         ]
     rows: list[Row] = []
     for source in sources([given], flag):
@@ -80,8 +81,20 @@ def labelled_rows(
 
 def column_of(path: str, *, flag: str = "--data") -> list[str]:
     """A further column, in a plain text file with one value per line."""
-    sources([path], flag)
-    return [text for _, text in text_lines(Path(path), flag)]
+    return [text for _, text in text_lines(_plain_file(path, flag), flag)]
+
+
+def _plain_file(given: str, flag: str) -> Path:
+    """
+    Raises:
+        InputError: there is no such file, or it is a folder, a table or a dataset of the Hub.
+    """
+    (source,) = sources([given], flag)
+    if isinstance(source, Files) and not os.path.isdir(os.path.expanduser(given)):
+        path = source.entries[0][1]
+        if kind_of(path) == ".txt":
+            return path
+    raise InputError(f"{flag} {given}: one plain text file is needed here, with one text a line")
 
 
 def _rows_of(path: Path, split: str | None, header: Sequence[str] | None, flag: str, *, latin: bool) -> list[Row]:

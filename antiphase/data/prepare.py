@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.config import DataSettings
-from antiphase.data.files import Files, HubDataset, sources
+from antiphase.data.files import Files, HubDataset, is_same_part, sources
 from antiphase.data.label_mapping import LabelMapping, label_page
 from antiphase.data.packing import PackedTokens, pack
 from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage, needle_page, question
@@ -210,9 +210,9 @@ def check_held_out(paths: list[str], validation: list[str]) -> None:
                 )
     trained = sources(paths, "--data") if paths else []
     held_out_sources = sources(validation, "--validation") if validation else []
-    parts = {source.part for source in trained if isinstance(source, HubDataset)}
+    datasets = [source for source in trained if isinstance(source, HubDataset)]
     for source in held_out_sources:
-        if isinstance(source, HubDataset) and source.part in parts:
+        if isinstance(source, HubDataset) and any(is_same_part(source, other) for other in datasets):
             raise InputError(
                 f"--validation {source.given} is the part of the dataset that --data names: text that is trained on is "
                 "not held out; name another split"

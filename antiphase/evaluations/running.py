@@ -25,7 +25,10 @@ from antiphase.registry import Measurement, every
 from antiphase.scoring.loading import load_model, origins, refused_by_model
 from antiphase.training.device import loading_options
 
-FLAGS = {"data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries"}
+FLAGS = {
+    "data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries",
+    "--set data.text_field=NAME": "--text-field NAME",
+}  # fmt: skip
 """Flags of ``antiphase evaluate`` for fields of a preset."""
 
 

@@ -52,10 +52,10 @@ def check_content(folder: Path, content: str | None) -> None:
 
 
 def check_start(folder: Path, digest: str) -> None:
-    """Store the digest of the weights that a run starts from, or check that it has not changed.
+    """Store the digest of the weights that a run or a study's arms start from, or check that it has not changed.
 
     Raises:
-        InputError: the weights in the folder of ``training.start_from`` have changed since the run began.
+        InputError: the weights in the folder of ``training.start_from`` have changed since then.
     """
     if not _keep(folder / START, digest):
         raise InputError(

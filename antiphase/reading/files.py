@@ -123,15 +123,19 @@ class _Unpacked(io.RawIOBase):
 
 
 def decode(
-    content: bytes, path: str | Path, flag: str, *, start: int = 0, line: int = 1, encoding: str = "utf-8"
+    content: bytes, path: str | Path, flag: str, *, start: int = 0, line: int | None = 1, encoding: str = "utf-8"
 ) -> str:
-    """``content`` as text; ``start`` is its first byte's position in the file, ``line`` its line, for the message."""
+    """``content`` as text; ``start`` is its first byte's position in the file, ``line`` its line, for the message.
+
+    ``line``: None if it is not known.
+    """
     try:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
-        number = line + content.count(b"\n", 0, error.start)
+        before = content.count(b"\n", 0, error.start)
+        known = "" if line is None else f", line {line + before}"
         raise InputError(
-            f"{place_of(path, flag)}, line {number}: the text is not UTF-8 at byte "
+            f"{place_of(path, flag)}{known}: the text is not UTF-8 at byte "
             f"{start + error.start} of the file (0x{content[error.start]:02x}); save it as UTF-8"
         ) from None
 
@@ -180,7 +184,9 @@ def whole_text(path: str | Path, flag: str, *, start: int = 0, end: int | None =
             file.seek(start)
         content = file.read() if end is None else file.read(end - start)
     _check_end(path, flag, start + len(content), end)
-    return decode(content, path, flag, start=start).replace("\r\n", "\n") if start else _text(content, path, flag)
+    if start == 0:
+        return _text(content, path, flag)
+    return decode(content, path, flag, start=start, line=None).replace("\r\n", "\n")
 
 
 def _check_end(path: str | Path, flag: str, position: int, end: int | None) -> None:

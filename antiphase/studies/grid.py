@@ -18,14 +18,16 @@ from antiphase.data.retrieval import RetrievalTask
 from antiphase.errors import InputError, naming
 from antiphase.execution.executor import Executor
 from antiphase.execution.local import LOCAL
-from antiphase.folders.contents import check_content
+from antiphase.folders.contents import check_content, check_start, hash_of
 from antiphase.folders.ownership import only_one, undone_if_refused
 from antiphase.folders.work import BROUGHT_BACK, Resumable
+from antiphase.models.checkpoints import Checkpoint
 from antiphase.reading.files import read_yaml
 from antiphase.records import DEQUANTIZED, Record, finite, write_atomically
 from antiphase.scoring.needles import tasks_of
 from antiphase.studies.jobs import Job, Report, run_jobs
 from antiphase.studies.runs import RunResult, run_of
+from antiphase.training.checkpoint import checkpoints
 from antiphase.training.run_folder import WITHOUT_EFFECT
 from antiphase.training.run_model import check_settings
 from antiphase.typed import build, dotted
@@ -118,6 +120,7 @@ class Grid:
                 data = prepare(first.settings.data, self.output / "tokens", progress=say)
                 self._check_sizes(data)
                 check_content(self.output, data.content)
+                self._check_starts()
             try:
                 yield data
             finally:
@@ -158,10 +161,23 @@ class Grid:
             raise InputError(f"{place}: these are not the settings of a study ({error}); {BROUGHT_BACK}") from None
         return {**tree, "run": asdict(run), "compare": asdict(compare)}
 
+    def _check_starts(self) -> None:
+        """Store the digest of the weights that the arms start from, or check it while runs are left that need them.
+
+        Raises:
+            InputError: ``training.start_from`` of an arm cannot be read, or holds other weights than at the beginning.
+        """
+        starts = {job.arm: folder for job in self.jobs if (folder := job.settings.training.start_from) is not None}
+        if not starts or all(checkpoints(self.output / job.name) for job in self.jobs):
+            return
+        with naming({"SOURCE": "training.start_from"}):
+            digests = {folder: Checkpoint(folder).digest() for folder in dict.fromkeys(starts.values())}
+        check_start(self.output, hash_of({arm: digests[folder] for arm, folder in starts.items()}))
+
     def _check_sizes(self, data: PreparedData) -> None:
         """Refuse now what the first run would refuse or the end would; the message names the field."""
         for job in self.jobs[: len(self.preset.compare.arms)]:
-            check_settings(job.settings, data.tokenizer)
+            check_settings(job.settings, data.tokenizer, begins=not checkpoints(self.output / job.name))
         grid = {"needles": "data.needles", "queries": "data.queries", "lengths": "data.sequence_length"}
         evaluation = self.preset.run.evaluation
         with naming({field: f"evaluation.{name}" for name, field in grid.items() if getattr(evaluation, name)}):

@@ -192,7 +192,7 @@ class LabelledTask:
         settings = self.settings
         self.rows = self._rows(settings.data, settings.split)
         for name, column in settings.columns.items():
-            values = column_of(str(self.folder / column), flag="columns")
+            values = column_of(self._path(column), flag="columns")
             if len(values) != len(self.rows):
                 raise InputError(f"columns: {column} has {len(values)} lines for {len(self.rows)} rows")
             for row, value in zip(self.rows, values, strict=True):

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings
-from antiphase.data.corpora import documents
+from antiphase.data.corpora import COLUMN_REMEDY, documents
 from antiphase.data.prepare import symbols
 from antiphase.data.retrieval import Language, RetrievalTask, TextLanguage
 from antiphase.errors import InputError, naming
@@ -23,7 +23,8 @@ NEEDLES, LENGTH, PASSAGE = 4, 512, 96
 def _text_tokens(settings: TaskSettings, folder: Path, tokenizer: PreTrainedTokenizerBase) -> numpy.ndarray:
     """Token ids of all documents of the task's data, concatenated."""
     local = folder / str(settings.data)
-    text = "\n\n".join(documents([str(local) if local.exists() else str(settings.data)], flag="data"))
+    with naming({COLUMN_REMEDY: "call the one that holds the text 'text'"}):
+        text = "\n\n".join(documents([str(local) if local.exists() else str(settings.data)], flag="data"))
     return numpy.array(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -17,7 +17,9 @@ from datasets.exceptions import DatasetNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from antiphase.data.corpora import documents, fingerprint
+from antiphase.data.corpora import documents, fingerprint, texts_of
+from antiphase.data.files import is_same_part, sources
+from antiphase.data.parts import shards_of
 from antiphase.errors import InputError
 
 # what splitlines() would break at, and what CSV and JSON have to quote
@@ -339,6 +341,34 @@ def test_a_hub_dataset_is_streamed_by_name_configuration_and_split(monkeypatch):
         (("nobody-here/poems", "v1.0"), {"split": "test", "streaming": True}),
     ]
     assert "title, text" in message(["nobody-here/poems"], text_field="body")
+
+
+def test_all_parts_of_a_hub_dataset_have_the_column_that_its_first_row_determines(monkeypatch):
+    files = [{"body": "one", "note": None}], [{"body": "two", "note": "x"}]
+
+    def load_dataset(*arguments, **options):
+        return datasets.IterableDataset.from_generator(lambda files: iter(files[0]), gen_kwargs={"files": list(files)})
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    parts = [part for shard in shards_of(sources(["nobody-here/poems"], "--data"), "--data", None) for part in shard]
+    assert len(parts) == 2
+    assert [list(texts_of([part])) for part in parts] == [["one"], ["two"]]
+
+
+@pytest.mark.parametrize(("other", "same"), [
+    ("nobody-here/poems", True), ("Nobody-here/Poems@train", True), ("nobody-here/poems:default", True),
+    ("nobody-here/poems:old", False), ("nobody-here/poems@test", False), ("nobody-here/plays", False),
+])  # fmt: skip
+def test_one_part_of_a_hub_dataset_can_be_named_in_several_ways(monkeypatch, other, same):
+    class Builder:
+        hash = "1"
+
+        def __init__(self, name, config):
+            self.config = datasets.BuilderConfig(name=config or "default")
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", Builder)
+    one, two = sources(["nobody-here/poems", other], "--data")
+    assert is_same_part(one, two) is is_same_part(two, one) is same
 
 
 @pytest.mark.parametrize(("error", "words"), [

@@ -121,6 +121,17 @@ def test_one_file_for_each_label(tmp_path):
         labelled_rows({"positive": str(tmp_path / "missing.txt")})
 
 
+def test_files_of_single_texts_may_be_in_the_home_folder_but_are_plain_text(tmp_path, monkeypatch):
+    (tmp_path / "rt.pos").write_text("fine\n")
+    (tmp_path / "rt.csv").write_text("text\nfine\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert [row.values["text"] for row in labelled_rows({"positive": "~/rt.pos"})] == column_of("~/rt.pos") == ["fine"]
+    for path in ("~/rt.csv", str(tmp_path), "nobody-here/poems"):
+        for read in (column_of, lambda path: labelled_rows({"positive": path})):
+            with pytest.raises(InputError, match=f"--data {path}: one plain text file is needed here"):
+                read(path)
+
+
 def test_real_sets(shared):
     data = shared / "data"
     assert len(values(data / "classification" / "trec" / "train.txt")) == 5452

@@ -1,5 +1,6 @@
 """The runs of a study: which there are, in which order, under which names, and with which settings."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from antiphase.studies.ablations.rows import ablation_preset
 from antiphase.studies.compare.measure import compare
 from antiphase.studies.grid import Grid, Variant
 from antiphase.studies.scaling.measure import scaling
+from antiphase.studies.training_run import train_run
 from antiphase.studies.tune.measure import tune
 
 
@@ -105,6 +107,31 @@ def test_every_study_goes_on_with_the_same_runs_and_no_others(preset, tmp_path, 
     ):
         study(other, tmp_path / "out", resume=True)
     assert (tmp_path / "out" / "compare.yaml").read_bytes() == kept
+
+
+def test_a_study_goes_on_from_the_weights_that_it_began_from(preset, tmp_path, started):
+    """The folder may move; other weights are refused while a run is left that has not begun."""
+    softmax = replace(preset.run, model=replace(preset.run.model, attention_type="softmax"))
+    for seed, name in enumerate(("first", "other")):
+        settings = replace(softmax, training=replace(softmax.training, seed=seed, steps=1, decay_steps=None))
+        train_run(settings, tmp_path / name, resume=False)
+
+    def study(name):
+        words = [f"compare.arms.softmax.training.start_from={tmp_path / name}"]
+        compare(load_preset(str(tmp_path / "tiny.yaml"), words), tmp_path / "out", resume=(tmp_path / "out").exists())
+
+    with pytest.raises(Interrupted):
+        study("first")
+    (tmp_path / "first").rename(tmp_path / "moved")
+    with pytest.raises(Interrupted):
+        study("moved")
+    with pytest.raises(InputError, match=r"out began from other weights than training\.start_from holds now"):
+        study("other")
+    for job in started:
+        (tmp_path / "out" / job.name / "checkpoint" / "step-00000001").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(tmp_path / "moved")
+    with pytest.raises(Interrupted):
+        study("moved")
 
 
 def test_sizes_that_no_run_can_have_are_refused_before_anything_is_written(preset, tmp_path):

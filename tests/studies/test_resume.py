@@ -56,6 +56,12 @@ def flip(path):
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
+def test_a_column_that_is_missing_is_to_be_named_with_the_measurements_flag(tmp_path, ask):
+    (tmp_path / "rows.csv").write_text("title,body\na,b\n")
+    with pytest.raises(InputError, match=r"columns: title, body\); name the one .* with --text-field NAME"):
+        evaluate(replace(ask(), paths=[str(tmp_path / "rows.csv")]), tmp_path / "out")
+
+
 @pytest.mark.parametrize("measurement", MEASUREMENTS)
 def test_a_finished_measurement_is_returned_without_its_model(tmp_path, ask, unloaded, measurement):
     ask = ask(measurement)

@@ -455,6 +455,9 @@ def test_continuations(tmp_path, tokenizer):
     same = [(hash_of_sample(sample), rows[sample.row]) for sample in again.samples if sample.row in rows]
     assert len(same) >= 10
     assert all(one == other for one, other in same)
+    rows = data(tmp_path, "book.jsonl", [{"title": "a", "body": text}])
+    with pytest.raises(InputError, match=r"columns: title, body\); call the one that holds the text 'text'"):
+        load_task(written(tmp_path, {**tree, "data": rows}), tokenizer)
     with pytest.raises(InputError, match=r"the text has .* tokens, .* passages of 49, for 5000 samples"):
         load_task(written(tmp_path, tree), tokenizer, samples=5000)
     with pytest.raises(InputError, match="are more than the 48 the model reads"):

@@ -4,6 +4,7 @@ import pytest
 
 from antiphase.baselines.commands.tokenize.measure import TokenizeSettings, tokenize, visible
 from antiphase.baselines.data.vocabularies import TOKENIZERS, word_spans
+from antiphase.errors import InputError
 from support.records import values
 
 TEXT = "The cat's\ttoys: 東京タワーへ行く。 e\u0301\u200b 👍\x00"
@@ -42,6 +43,12 @@ def test_a_piece_of_several_words_names_them_all(tmp_path):
     (found,) = tokenize(request).values["tokenizers"]
     assert found["unknown"] == 1
     assert [row["words"] for row in found["rows"]] == [["东", "京"], ["of"]]
+
+
+def test_a_table_with_several_columns_of_text_is_refused_with_the_commands_own_flag(tmp_path):
+    (tmp_path / "data.csv").write_text("title,body\na,b\n")
+    with pytest.raises(InputError, match=r"columns: title, body\); name the one .* with --text-field NAME"):
+        tokenize(TokenizeSettings(text="a", data=[str(tmp_path / "data.csv")]))
 
 
 def test_whatever_has_no_shape_becomes_an_escape():

@@ -76,7 +76,7 @@ def _tokenizer(name: str, request: TokenizeSettings, say: Callable[[str], None])
     elif size is None:  # unigram needs every character of the text, whatever their number
         size = max(FROM_TEXT, len(set(unicodedata.normalize("NFC", request.text))) + 10)
     say(f"training {name}")
-    with naming({"data.vocabulary_size": "--vocabulary"}):
+    with naming({"data.vocabulary_size": "--vocabulary", "--set data.text_field=NAME": "--text-field NAME"}):
         return TOKENIZERS[name](texts, size)
 
 
