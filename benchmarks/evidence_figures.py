@@ -6,6 +6,7 @@ python benchmarks/evidence_figures.py
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
@@ -22,6 +23,8 @@ from antiphase.report.figures import figure_bytes
 from antiphase.report.plots import COLOURS, LINES, MARKERS, PERCENT, STYLE
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs/images"
+GAPS = {"steps": "one setting for both arms", "steps-own": "each arm's own setting"}
+"""Studies of the length of training, and their labels."""
 STARTS = {"0.02": "0.02 everywhere", "authors": "the authors'"}
 
 
@@ -29,8 +32,9 @@ def main() -> None:
     """Write every figure, from the runs that are finished."""
     figure = loss_by_start(found("factorial"))
     (IMAGES / "factorial.png").write_bytes(figure_bytes(figure, "png"))
-    if runs_of("steps"):
-        (IMAGES / "steps.png").write_bytes(figure_bytes(gap_by_steps(found("steps")), "png"))
+    if all(map(runs_of, GAPS)):
+        figure = gap_by_steps({label: found(study) for study, label in GAPS.items()})
+        (IMAGES / "steps.png").write_bytes(figure_bytes(figure, "png"))
     arms = survivals(runs_of("survival"), "attention", list(studies()["survival"]["factors"]["attention"]))
     (IMAGES / "survival.png").write_bytes(figure_bytes(learned_by(arms), "png"))
 
@@ -59,20 +63,27 @@ def loss_by_start(results: Results) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def gap_by_steps(results: Results) -> Figure:
-    """V1's loss minus softmax's by the length of training: a mark per seed, and the mean with its 95 % interval."""
+def gap_by_steps(studies: Mapping[str, Results]) -> Figure:
+    """V1's loss minus softmax's by the length of training: a mark per seed, and the mean with its 95 % interval.
+
+    Args:
+        studies: by their labels; of the factors arm and steps, with the same steps.
+    """
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    names = results.factors["steps"]
-    lengths = [int(name.replace(",", "")) for name in names]
-    effects = results.simple_effects("attention")
-    for index, (length, name) in enumerate(zip(lengths, names, strict=True)):
-        softmax, v1 = (results.losses[results.combinations.index((arm, name))] for arm in results.factors["attention"])
-        gaps = (v1 - softmax)[np.isfinite(v1 - softmax)]
-        axes.plot([length] * len(gaps), gaps, "o", color=COLOURS[1], fillstyle="none", markersize=6,
-                  label="each seed" if not index else None)  # fmt: skip
-    means, low, high = (np.array([getattr(effect, name) for effect in effects]) for name in ("estimate", "low", "high"))
-    axes.errorbar(lengths, means, [means - low, high - means], color=COLOURS[1], capsize=4, label="mean, 95 % interval")
+    names = next(iter(studies.values())).factors["steps"]
+    lengths = np.array([int(name.replace(",", "")) for name in names])
+    for index, (label, results) in enumerate(studies.items()):
+        arms, _ = results.factors
+        places = lengths * 2 ** (0.08 * (index - (len(studies) - 1) / 2))
+        look = {"color": COLOURS[index], "linestyle": LINES[index]}
+        for place, name in zip(places, names, strict=True):
+            first, second = (results.losses[results.combinations.index((arm, name))] for arm in results.factors[arms])
+            gaps = (second - first)[np.isfinite(second - first)]
+            axes.plot([place] * len(gaps), gaps, MARKERS[index], color=COLOURS[index], fillstyle="none", markersize=6)
+        effects = results.simple_effects(arms)
+        means, low, high = (np.array([getattr(one, name) for one in effects]) for name in ("estimate", "low", "high"))
+        axes.errorbar(places, means, [means - low, high - means], capsize=4, label=label, **look)
     axes.axhline(0, color="0.4", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, names)
