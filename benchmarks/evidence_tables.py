@@ -233,10 +233,10 @@ def progress() -> Rows:
 
 
 def survival(study: str, factor: str) -> Rows:
-    """Runs that passed 50 %, the median step, and the log-rank test against the first arm."""
+    """Runs that passed 50 %, the step by which half had, and the log-rank test against the first arm."""
     levels = list(studies()[study]["factors"][factor])
     arms = survivals(runs_of(study), factor, levels)
-    rows = [[factor, "passed 50 %", "median step", "log-rank p against the first"]]
+    rows = [[factor, "passed 50 %", "half had passed by step", "log-rank p against the first"]]
     for arm in arms:
         count, median = len(arm.steps) + len(arm.censored), arm.median()
         p = "–" if arm is arms[0] else f"{log_rank(arms[0], arm):.2g}"
