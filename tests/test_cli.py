@@ -379,6 +379,16 @@ def test_env_names_versions(antiphase):
     assert code == 0
     assert torch.__version__.partition("+")[0] in out
     assert str(os.cpu_count()) in out
+    if not torch.cuda.is_available():
+        assert "GPU kernels  no CUDA device" in out
+
+
+def test_env_says_why_the_gpus_kernels_do_not_run(antiphase, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("antiphase.records.environment", dict)
+    for reason, said in (("they need a C compiler", "they need a C compiler"), (None, "triton")):
+        monkeypatch.setattr("antiphase.ops.api.why_no_kernels", lambda device, reason=reason: reason)
+        assert f"GPU kernels  {said}" in antiphase("env")[1]
 
 
 def test_probe_of_another_family(antiphase, refused, tmp_path, foreign_model, text):

@@ -149,6 +149,7 @@ def env() -> None:
     """
     import torch
 
+    from antiphase.ops.api import why_no_kernels
     from antiphase.ops.native import library
     from antiphase.records import environment
 
@@ -156,4 +157,9 @@ def env() -> None:
     for name, value in environment().items():
         console.print(f"{name:>12}  {value}", highlight=False)
     console.print(f"{'cuda':>12}  {torch.version.cuda or 'none'}", highlight=False)
-    console.print(f"{'kernels':>12}  {library.why_not_built() or library.kernels()}", highlight=False, soft_wrap=True)
+    on_gpu = "no CUDA device"
+    if torch.cuda.is_available():
+        on_gpu = why_no_kernels(torch.device("cuda")) or "triton"
+    on_cpu = library.why_not_built() or library.kernels()
+    for name, value in {"CPU kernels": on_cpu, "GPU kernels": on_gpu}.items():
+        console.print(f"{name:>12}  {value}", highlight=False, soft_wrap=True)
