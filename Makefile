@@ -43,7 +43,7 @@ test-triton: $(DEV)  ## the GPU kernels, under Triton's interpreter
 test-all: $(DEV)  ## all tests but those of the GPU kernels
 	$(PYTEST)
 
-mutations: $(DEV)  ## break the core in 160 places, one at a time, in a copy: do the tests notice? ten minutes
+mutations: $(DEV)  ## break the core in more than 180 places, one at a time, in a copy: do the tests notice? ten minutes
 	$(BIN)/python tests/mutations/run.py
 
 examples: $(DEV)  ## the examples, two at a time; what one prints is shown when it ends

@@ -93,6 +93,7 @@ def test_confirm(antiphase, tmp_path, monkeypatch):
     of_cr = [cells["plain", "{}", "cr", judged["cr"]], cells["kept heads", chosen, "cr", judged["cr"]]]
     assert judged["cr"] == 12 - found["dropped"]["cr"]
     assert judged["cr-1"] == 23 - found["dropped"]["cr-1"]
+    assert f"cr-1: {found['dropped']['cr-1']} of 23 samples that judge are copies of samples that choose" in out
     assert found["dropped"]["cr-1"] in (11, 12)  # texts that chose heads, behind other examples
 
     logs = [torch.tensor(cell["labels"]["cr"]).log_softmax(1) for cell in of_cr]

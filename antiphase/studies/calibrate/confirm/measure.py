@@ -122,6 +122,9 @@ class _Confirmation:
             given: Sequence[Sample] = split.held_out.get(name, task.samples)
             fresh = unlike(given, known, hash_of_sample)
             self.dropped[name] = len(given) - len(fresh)
+            if self.dropped[name]:
+                say(f"{name}: {self.dropped[name]} of {len(given)} samples that judge are copies of samples that "
+                    "choose heads, or of each other, and are left out")  # fmt: skip
             check_judges(name, len(fresh))
             self.judged[name] = replace(task, samples=fresh, chance=best_guess(fresh))
         each = -(-settings.control_samples // len(self.pooled))
