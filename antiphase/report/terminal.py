@@ -38,7 +38,8 @@ def print_summary(record: Record, console: Console) -> None:
 
 
 def drawn_parts(table: Table, width: int) -> Iterator[RichTable]:
-    """Columns that say the same in every row become part of the title: a terminal is narrow.
+    """Columns that say the same in every row become part of the title: a terminal is narrow. If only names would be
+    left below several of them, these columns become the rows.
 
     Where the words of all columns do not fit into ``width``, the table is drawn in several parts, each with the first
     columns by which rows can be told apart.
@@ -54,6 +55,9 @@ def drawn_parts(table: Table, width: int) -> Iterator[RichTable]:
     same = ", ".join(f"{table.columns[index].name.lower()} {value}" for index, value in constant.items())
     title = f"{table.title} ({same})" if same else table.title
     shown = [index for index in range(len(table.columns)) if index not in constant]
+    if len(shown) == 1 and len(constant) > 2:
+        yield _of_all_rows(table, ", ".join(row[shown[0]] for row in rows), constant)
+        return
     cells = {index: [table.columns[index].name, *(row[index] for row in rows)] for index in shown}
     parts = _parts(_keys(shown, rows), shown, {index: _least(texts) for index, texts in cells.items()}, width)
     for number, part in enumerate(parts, start=1):
@@ -70,6 +74,19 @@ def drawn_parts(table: Table, width: int) -> Iterator[RichTable]:
         for row in rows:
             drawn.add_row(*(Text(row[index]) for index in part))
         yield drawn
+
+
+def _of_all_rows(table: Table, names: str, constant: Mapping[int, str]) -> RichTable:
+    """A table whose rows say the same, with a row for each of its columns."""
+    drawn = RichTable(
+        title=Text(table.title), caption=Text(table.note), box=box.SIMPLE_HEAD, title_justify="left",
+        caption_justify="left", min_width=min(NARROWEST, max(len(table.title), len(table.note))),
+    )  # fmt: skip
+    drawn.add_column()
+    drawn.add_column(Text(names), justify="right", overflow="fold")
+    for index, value in constant.items():
+        drawn.add_row(Text(table.columns[index].name), Text(value))
+    return drawn
 
 
 def _keys(shown: Sequence[int], rows: Sequence[Sequence[str]]) -> list[int]:

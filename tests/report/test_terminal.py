@@ -117,3 +117,13 @@ def test_every_part_of_a_table_has_the_columns_that_tell_its_rows_apart():
 def test_rows_that_are_all_the_same_are_shown():
     text = drawn(Table(title="Same", columns=[Column("A"), Column("B", "integer")], rows=[["x", 1], ["x", 1]]), 80)
     assert text.split().count("x") == text.split().count("1") == 2
+
+
+def test_rows_that_differ_only_in_their_names_are_one():
+    columns = [Column("Arm"), *(Column(name, "number") for name in ("Weights", "Gradients", "Total"))]
+    table = Table(title="Memory", columns=columns, rows=[["softmax", 1, 2, 3], ["V1", 1, 2, 3]])
+    lines = [line.split() for line in drawn(table, 80).splitlines()]
+    assert ["softmax,", "V1"] in lines
+    assert [line for line in lines if line[-1:] in (["1"], ["2"], ["3"])] == [
+        ["Weights", "1"], ["Gradients", "2"], ["Total", "3"],
+    ]  # fmt: skip
