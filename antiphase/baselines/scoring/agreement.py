@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
-from antiphase.baselines.data.agreement import AgreementSentence
+from antiphase.baselines.data.agreement import SHORTCUTS, AgreementSentence
 from antiphase.uncertainty.intervals import wilson_interval
 
 GUESS_RATE = 0.5
 """Sentences come in pairs with opposite answers."""
+
+
+def shortcut_scores(sentences: Sequence[AgreementSentence]) -> list[dict[str, Any]]:
+    """What systems score that need no clauses, one row per distance and system; a tie counts half.
+
+    Returns:
+        ``shortcut``, ``distance``, ``accuracy``, and ``misled``, the accuracy on the sentences whose nearest noun has
+        the other number (None without such sentences).
+    """
+    found = []
+    for distance in sorted({sentence.distance for sentence in sentences}):
+        here = [sentence for sentence in sentences if sentence.distance == distance]
+        for name, answers in SHORTCUTS.items():
+            right = [1 - abs(answers(sentence) - sentence.plural) for sentence in here]
+            misled = [score for score, sentence in zip(right, here, strict=True) if sentence.misleading]
+            found.append({
+                "shortcut": name, "distance": distance, "accuracy": fmean(right),
+                "misled": fmean(misled) if misled else None,
+            })  # fmt: skip
+    return found
 
 
 def agreement_scores(plural: Sequence[bool], sentences: Sequence[AgreementSentence]) -> list[dict[str, Any]]:

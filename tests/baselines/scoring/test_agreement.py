@@ -5,7 +5,7 @@ import random
 import pytest
 
 from antiphase.baselines.data.agreement import NOUNS, VERBS, agreement_pairs
-from antiphase.baselines.scoring.agreement import GUESS_RATE, agreement_scores
+from antiphase.baselines.scoring.agreement import GUESS_RATE, agreement_scores, shortcut_scores
 from antiphase.randomness import keyed_generator
 
 DISTANCES = (4, 9, 24)
@@ -73,6 +73,37 @@ def test_a_system_that_takes_the_first_subject_is_right_where_no_other_is_meant(
         whole = sum(one.subject == 1 for one in here) / len(here)
         assert row["accuracy"] == pytest.approx(whole + (1 - whole) / 2)
         assert 0.65 < row["accuracy"] < 0.85
+
+
+def test_shortcuts_score_what_systems_score_that_use_them(sentences):
+    """More than a half, without regard to clauses; with two subjects, whether a verb has come says which of them."""
+
+    def most_nouns(text):
+        plural = [PLURAL[noun] for noun in nouns(text)]
+        return (1 + (sum(plural) > len(plural) / 2) - (sum(plural) < len(plural) / 2)) / 2
+
+    systems = {
+        "nearest noun": lambda text: PLURAL[nouns(text)[-1]],
+        "first subject": lambda text: PLURAL[nouns(text.partition(", ")[2])[0]],
+        "most nouns": most_nouns,
+    }
+    found = shortcut_scores(sentences)
+    assert [(row["distance"], row["shortcut"]) for row in found] == [(d, name) for d in DISTANCES for name in systems]
+    for row in found:
+        here = [one for one in sentences if one.distance == row["distance"]]
+        for key, some in (("accuracy", here), ("misled", [one for one in here if one.misleading])):
+            right = [1 - abs(systems[row["shortcut"]](one.text) - one.plural) for one in some]
+            assert row[key] == pytest.approx(sum(right) / len(right))
+    scores_of = {row["shortcut"]: row["accuracy"] for row in found if row["distance"] == 9}
+    assert scores_of["nearest noun"] == 0.5
+    assert 0.7 < scores_of["first subject"] < 0.8
+    assert 0.6 < scores_of["most nouns"] < 0.75
+
+    def after_a_verb(text):
+        first, *later = nouns(text.partition(", ")[2])
+        return PLURAL[first if any(token in VERBS for token in text.split()) else later[0]]
+
+    assert all(row["accuracy"] == 1.0 for row in scores(sentences, after_a_verb))
 
 
 def test_as_many_answers_as_sentences(sentences):

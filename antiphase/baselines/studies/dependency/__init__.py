@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from antiphase.baselines.names import (
@@ -118,6 +118,18 @@ class DistanceScore(Score):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShortcutScore:
+    """Score of a system that needs no clauses, at one distance."""
+
+    shortcut: str
+    """Its name in ``data.agreement.SHORTCUTS``."""
+    distance: int
+    accuracy: float
+    misled: float | None
+    """On the sentences whose nearest noun has the other number."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mean:
     """Mean over seeds."""
 
@@ -169,6 +181,8 @@ class Dependency(Result):
     summary: list[DistanceMean]
     rows: list[DistanceScore]
     runs: list[DependencyRun]
+    shortcuts: list[ShortcutScore] = field(default_factory=list)
+    """None in older records."""
 
 
 RESULT = Dependency

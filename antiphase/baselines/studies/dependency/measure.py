@@ -25,7 +25,7 @@ from antiphase.baselines.data.text_batches import EncodedTexts, encode
 from antiphase.baselines.data.vocabularies import train_words
 from antiphase.baselines.models.configs import VanillaConfig
 from antiphase.baselines.one_width import one_width_classifiers
-from antiphase.baselines.scoring.agreement import GUESS_RATE, agreement_scores
+from antiphase.baselines.scoring.agreement import GUESS_RATE, agreement_scores, shortcut_scores
 from antiphase.baselines.scoring.classification import class_probabilities, development_scores
 from antiphase.baselines.studies.dependency import (
     DEVELOPMENT,
@@ -36,6 +36,7 @@ from antiphase.baselines.studies.dependency import (
     DistanceScore,
     Mean,
     Score,
+    ShortcutScore,
 )
 from antiphase.baselines.training.classifier import train_classifier
 from antiphase.folders.ownership import new_folder
@@ -99,9 +100,10 @@ def dependency(
                 rows += _tested(model, test, model_name=name, seed=seed, trained=True)
                 report(len(runs), count)
                 say(_sentence(runs[-1], rows[-len(request.distances) :], request.trained))
+        shortcuts = [ShortcutScore(**row) for row in shortcut_scores(test.sentences)]
         found = Dependency(
             guess_rate=GUESS_RATE, trained_distances=request.trained, models=list(models),
-            summary=summarized(rows, request.trained), rows=rows, runs=runs,
+            summary=summarized(rows, request.trained, shortcuts), rows=rows, runs=runs, shortcuts=shortcuts,
         )  # fmt: skip
         settings = {name: one.settings() for name, one in models.items()}
         return found.save(output, request, seconds=time.perf_counter() - started, classifiers=settings)
@@ -180,32 +182,41 @@ def _sentence(run: DependencyRun, rows: Sequence[DistanceScore], trained: Sequen
     return f"{run.model}, seed {run.seed}: {', '.join(parts)} ({run.seconds:.0f} s)"
 
 
-def summarized(rows: Sequence[DistanceScore], trained: Sequence[int]) -> list[DistanceMean]:
+def summarized(
+    rows: Sequence[DistanceScore], trained: Sequence[int], shortcuts: Sequence[ShortcutScore] = ()
+) -> list[DistanceMean]:
     """One row per model (before and after training) and distance: means over seeds.
 
     Intervals cover seeds and sentences, which are the same for all seeds; with one seed, they are Wilson's. If some
-    seeds learned and others did not, ``learned`` counts them and there is no interval.
+    seeds learned and others did not, ``learned`` counts them and there is no interval. A seed has learned if it is
+    more than half of the way from the best shortcut, or from a guess, to 100 %.
     """
+    floors: dict[tuple[int, bool], float] = {}
+    for row in shortcuts:
+        for is_misled, accuracy in ((False, row.accuracy), (True, row.misled or 0.0)):
+            key = row.distance, is_misled
+            floors[key] = max(floors.get(key, GUESS_RATE), accuracy)
     groups: dict[tuple[str, bool, int], list[DistanceScore]] = {}
     for row in rows:
         groups.setdefault((row.model, row.trained, row.distance), []).append(row)
     return [
         DistanceMean(
             model=name, trained=is_trained, distance=distance, held_out=distance not in trained, seeds=len(members),
-            **vars(_mean(members)), misled=_mean([row.misled for row in members]),
+            **vars(_mean(members, floors.get((distance, False), GUESS_RATE))),
+            misled=_mean([row.misled for row in members], floors.get((distance, True), GUESS_RATE)),
             interval_is="over seeds and sentences" if len(members) > 1 else "Wilson over sentences",
         )
         for (name, is_trained, distance), members in groups.items()
     ]  # fmt: skip
 
 
-def _mean(scores: Sequence[Score]) -> Mean:
+def _mean(scores: Sequence[Score], floor: float) -> Mean:
     accuracies = present(score.accuracy for score in scores)
     mean = sum(accuracies) / len(accuracies) if accuracies else None
     if len(scores) == 1:
         return Mean(accuracy=mean, interval=list(wilson_interval(scores[0].correct, scores[0].samples)))
     sizes = [score.samples for score in scores if score.accuracy is not None]
-    counts = LearnedThreshold.of(GUESS_RATE).counts({"": accuracies})
+    counts = LearnedThreshold.of(floor).counts({"": accuracies})
     found = None
     if accuracies and counts is None:
         found = seeds_interval(accuracies, Sample.of_counts(accuracies, min(sizes), shared=True))
