@@ -154,7 +154,7 @@ def verdict(
     differences: Sequence[float],
     *,
     lower_is_better: bool,
-    baseline_mean: float,
+    mean: float,
     floor: float | None = None,
     interval: Sequence[float] | None = None,
     own_scale: bool = False,
@@ -165,15 +165,15 @@ def verdict(
 
     Args:
         differences: arm minus baseline, one for each seed.
-        baseline_mean: of the measured share, where there is a floor; a baseline on its floor or ceiling cannot show
-            a difference.
+        mean: of the measured share over both arms, where there is a floor; where both are on the floor or the ceiling,
+            there is no room for a difference. A rule about the baseline alone would favour one arm.
         floor: the guess rate of an accuracy; None for a loss.
         interval: of the mean difference; None: Student's over seeds.
         own_scale: whether the models are as large and as long trained as those that the claim was made of.
     """
     if len(differences) < SEEDS_FOR_A_VERDICT:
         return "inconclusive"
-    if floor is not None and not floor + FLOOR_MARGIN < baseline_mean < CEILING:
+    if floor is not None and not floor + FLOOR_MARGIN < mean < CEILING:
         return "not testable"
     if interval is None:
         found = seeds_interval(differences)

@@ -66,8 +66,10 @@ TOO_FEW = "pairs learned alike, five are needed"
          f"0 of 5 {TOO_FEW} (not shown to beat a guess: softmax in 5 of 5 seeds)"),
         ((0.34, 0.4), (0.2, 0.1), "not testable",  # by chance
          f"0 of 5 {TOO_FEW} (not shown to beat a guess: softmax in 5 of 5 seeds)"),
-        ((1.0, 1.0), (0.0, 0.0), "not testable", "the softmax models are on the ceiling"),
-        ((0.6, 0.7), (0.0, 0.1), "not testable", "the order changes nothing for the softmax models"),
+        ((1.0, 1.0), (0.0, 0.0), "not testable", "the models are on the ceiling"),
+        ((0.6, 0.7), (0.0, 0.0), "not testable", "the order changes nothing"),
+        ((0.65, 0.65), (0.0, 0.1), "contradicted", ""),  # one of them may be on its floor, whichever it is
+        ((0.65, 0.65), (0.1, 0.0), "reproduced", ""),
     ],
 )  # fmt: skip
 def test_flips_between_orders_count_at_equal_accuracy_above_the_majority_rate(means, ratios, word, reason):
@@ -149,16 +151,19 @@ def test_the_floor_of_needles_is_what_a_guess_scores_in_the_same_cells():
     row = judged("Key information", "needles", needles((0.7, 0.8)))
     assert row.floor == pytest.approx(0.375)
     assert row.verdict == "reproduced"
-    assert judged("Key information", "needles", needles(({2: 0.5, 4: 0.25}, 0.6))).verdict == "not testable"
+    guessing = {2: 0.5, 4: 0.25}
+    assert judged("Key information", "needles", needles((guessing, guessing))).verdict == "not testable"
+    for found, word in (((guessing, 0.6), "reproduced"), ((0.6, guessing), "contradicted")):  # whichever guesses
+        assert judged("Key information", "needles", needles(found)).verdict == word
 
 
-def test_cells_where_the_baseline_is_on_floor_or_ceiling_tell_nothing():
-    row = judged("Key information", "needles", needles(({2: 1.0, 4: 0.6}, {2: 0.9, 4: 0.8})))
+def test_cells_where_both_arms_are_on_floor_or_ceiling_tell_nothing():
+    row = judged("Key information", "needles", needles(({2: 1.0, 4: 0.6}, {2: 0.99, 4: 0.8})))
     assert (row.softmax, row.differential) == (pytest.approx(0.602), pytest.approx(0.8))
     assert (row.floor, row.verdict) == (0.25, "reproduced")
     assert row.measured.endswith("off floor and ceiling: N = 4, not 2")
-    row = judged("Key information", "needles", needles(({2: 1.0, 4: 0.25}, {2: 1.0, 4: 0.9})))
-    assert (row.verdict, row.reason) == ("not testable", "the softmax models are on the floor or the ceiling")
+    row = judged("Key information", "needles", needles(({2: 1.0, 4: 0.25}, {2: 1.0, 4: 0.25})))
+    assert (row.verdict, row.reason) == ("not testable", "the models are on the floor or the ceiling")
     assert row.measured.endswith("off floor and ceiling: no cell")
 
 
@@ -277,7 +282,7 @@ def test_downstream_tasks_have_the_floor_of_who_does_not_read():
     row = judged("Downstream", "harness", downstream((0.5, 0.6)))
     assert row.verdict == "reproduced"
     assert row.floor == pytest.approx((0.4 + 0) / 2)
-    constant = judged("Downstream", "harness", downstream((0.4, 0.6), constant=0.8))
+    constant = judged("Downstream", "harness", downstream((0.4, 0.41), constant=0.8))
     assert constant.verdict == "not testable"
 
 
@@ -311,7 +316,8 @@ def texts(right, *, gold=90, wrong=5, unjudged=0, copied=0.2, kind="summarizatio
     [
         (texts((40, 60)), "reproduced", ""),
         (texts((60, 40)), "contradicted", ""),
-        (texts((0, 60)), "not testable", "the softmax models are on the floor or the ceiling"),
+        (texts((0, 60)), "reproduced", "not shown to beat a guess: softmax in 5 of 5 seeds"),
+        (texts((0, 0)), "not testable", "the models are on the floor or the ceiling"),
         (texts((40, 60), gold=100, wrong=100), "not testable", "the judge does not tell"),  # it says yes to all
         (texts((40, 60), gold=0, wrong=0), "not testable", "the judge does not tell"),
         (texts((40, 60), unjudged=3), "not testable", "the judge gave no verdict on 3000 of 100000 outputs"),
@@ -434,26 +440,32 @@ def test_bits_that_cost_nothing_cannot_cost_less(cost):
         {None: 3.0, 4: 3.0 + (cost if arm == "softmax" else -1.0)}
     ))  # fmt: skip
     row = judged("Quantization", "quantization", records, compare=compared((3.0, 2.95)))
-    assert (row.verdict, row.reason) == ("not testable", "4 bits cost the softmax models nothing")
+    assert (row.verdict, row.reason) == ("not testable", "4 bits cost the models nothing")
 
 
 # ------------------------------------------------------------------------------------------ long context
 
 
-def ends(gains, *, spread=0.0, seeds=SEEDS):
-    """By how much the preceding text lowers the loss at the end, by arm; with ``spread`` over windows around it."""
+def ends(gains, *, spread=0.0, seeds=SEEDS, higher=-0.01):
+    """By how much the preceding text lowers the loss at the end, by arm; with ``spread`` over windows around it.
+
+    ``higher``: by how much the differential arm's loss behind the whole window is higher.
+    """
     windows = spread * numpy.random.default_rng(0).normal(size=100)
     return of_models("evaluate-long-context", lambda arm, seed: {"windows": 100, "length": 64, "curve": [], "tail": {
         "tokens": 8, "foreign_loss": 4.0, "gain": 1.0,
-        "loss": 3.0 + (arm == "differential"), "context_gain": gains[ARMS.index(arm)] + 0.001 * seed,
+        "loss": 3.0 + higher * (arm == "differential"), "context_gain": gains[ARMS.index(arm)] + 0.001 * seed,
         "context_gains": list(gains[ARMS.index(arm)] + 0.001 * seed + windows * (1 if arm == "softmax" else 2)),
     }}, seeds=seeds)  # fmt: skip
 
 
-def test_long_context_is_judged_by_what_it_gains_and_not_by_the_loss():
-    """The differential arm's loss is higher throughout."""
+def test_long_context_is_judged_by_what_it_gains_if_the_loss_is_not_higher():
+    """Who loses more with little context, and has no lower loss with all of it, has gained nothing."""
+    worse = judged("Long context", "long-context", ends((0.1, 0.2), higher=0.05))
+    assert (worse.verdict, worse.reason[:44]) == ("not testable", "the differential models have a higher loss, ")
     assert judged("Long context", "long-context", ends((0.1, 0.2))).verdict == "reproduced"
-    row = judged("Long context", "long-context", ends((0.2, 0.1)))
+    assert judged("Long context", "long-context", ends((0.2, 0.1))).verdict == "not testable"  # either way
+    row = judged("Long context", "long-context", ends((0.2, 0.1), higher=0.01))
     assert (row.verdict, row.softmax) == ("contradicted", pytest.approx(0.202))
     for record in (records := ends((0.1, 0.2))):
         del record.values["tail"]["context_gain"]

@@ -113,7 +113,7 @@ CLEAR = [0.10, 0.11, 0.09, 0.10, 0.12]
     ],
 )
 def test_verdict(differences, lower, mean, floor, expected):
-    given = {"lower_is_better": lower, "baseline_mean": mean, "floor": floor}
+    given = {"lower_is_better": lower, "mean": mean, "floor": floor}
     assert verdict(differences, own_scale=True, **given) == expected
     assert verdict(differences, **given) == {"contradicted": NOT_SEEN}.get(expected, expected)
 
@@ -121,7 +121,7 @@ def test_verdict(differences, lower, mean, floor, expected):
 @given(st.lists(st.floats(-100, 100), min_size=5, max_size=9))
 def test_turning_the_sign_turns_the_verdict(differences):
     words = {"reproduced": "contradicted", "contradicted": "reproduced"}
-    given = {"baseline_mean": 1.0, "own_scale": True}
+    given = {"mean": 1.0, "own_scale": True}
     one = verdict(differences, lower_is_better=False, **given)
     assert verdict(differences, lower_is_better=True, **given) == words.get(one, one)
     assert verdict([-value for value in differences], lower_is_better=False, **given) == words.get(one, one)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from antiphase.config import CompareSettings, Preset
@@ -145,7 +146,7 @@ def _verdict(
         return "inconclusive", None
     word = verdict(
         difference.values, lower_is_better=metric.lower_is_better, interval=difference.interval,
-        baseline_mean=entry.arms[baseline].mean or 0.0, floor=guess_rate if metric.is_share else None,
+        mean=fmean(entry.arms[one].mean or 0.0 for one in (baseline, arm)), floor=guess_rate if metric.is_share else None,
     )  # fmt: skip
     return word, None if word == "not testable" else difference.interval_is.p
 

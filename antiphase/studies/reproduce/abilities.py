@@ -26,6 +26,7 @@ from antiphase.studies.reproduce.readings import (
     flips,
     found_there,
     in_orders,
+    loss_at_the_end,
     lost_to_four_bits,
     majority,
     mean_of_orders,
@@ -49,6 +50,7 @@ MOSTLY_COPIED = 0.9
 LEAST_LOST = 1e-3
 """Nats a token that few bits must cost before the arms can be compared."""
 NO_BETTER = "not shown to beat a guess"
+NO_ROOM = "the models are on the floor or the ceiling"
 Lacking = Mapping[str, Sequence[set[str]]]
 """Reason to the arms for which it holds, seed by seed."""
 
@@ -150,6 +152,11 @@ def _behind(pair: Mapping[str, float | None], within: float, *, is_loss: bool) -
     return {ARM if (two > one) == is_loss else BASELINE}
 
 
+def no_higher_at_the_end(found: Found) -> list[Ability]:
+    """Who has learned less can lose more without its context, and so gain more from it."""
+    return [Ability({}, loss_at_the_end(found), 0.0, is_loss=True)]
+
+
 def finding(found: Found) -> list[Ability]:
     """Where an arm attends means little while it finds no answers: a model that attends to one token has no noise."""
     floor = pooled(cells_of_allocation(found).values())
@@ -174,7 +181,7 @@ def was_asked(found: Found) -> str | None:
 
 def can_tell(found: Found) -> str | None:
     """Whether any cell of the needle grid leaves room for a difference."""
-    return None if telling_cells(found) else "the softmax models are on the floor or the ceiling"
+    return None if telling_cells(found) else NO_ROOM
 
 
 def has_orders(found: Found) -> str | None:
@@ -182,20 +189,24 @@ def has_orders(found: Found) -> str | None:
     asked = sum(task.samples for task, _ in in_orders(found.many_shot[0].result))
     if not asked:
         return "no orders were drawn"
-    if statistics.fmean(_known(mean_of_orders(found))) >= CEILING:
-        return "the softmax models are on the ceiling"
+    if statistics.fmean(_of_pairs(mean_of_orders(found))) >= CEILING:
+        return "the models are on the ceiling"
     if any(by_task(model.result) is None for model in found.many_shot):
         return "the records do not say how often answers flip between two orders"
     if asked < FEWEST_IN_ORDERS:
         return f"{asked} rows were asked in every order, {FEWEST_IN_ORDERS} are needed"
-    if statistics.fmean(_known(flips(found)) or [0.0]) <= FLOOR_MARGIN:
-        return "the order changes nothing for the softmax models"
+    if statistics.fmean(_of_pairs(flips(found)) or [0.0]) <= FLOOR_MARGIN:
+        return "the order changes nothing"
     return None
 
 
-def _known(series: Series) -> list[float]:
-    """The softmax models' values."""
-    return [value for value in series[BASELINE] if value is not None]
+def _of_pairs(series: Series) -> list[float]:
+    """Mean of both models of each pair. A rule about one arm alone, on the data that are tested, would favour one."""
+    return [
+        (one + two) / 2
+        for one, two in zip(series[BASELINE], series[ARM], strict=True)
+        if one is not None and two is not None
+    ]
 
 
 def knows_gain(found: Found) -> str | None:
@@ -207,11 +218,11 @@ def knows_gain(found: Found) -> str | None:
 
 
 def costs_something(found: Found) -> str | None:
-    """Where few bits cost the softmax models nothing, nothing can cost less."""
-    lost = _known(lost_to_four_bits(found))
+    """Where few bits cost nothing, nothing can cost less."""
+    lost = _of_pairs(lost_to_four_bits(found))
     interval = seeds_interval(lost)
     if (lost and statistics.fmean(lost) < LEAST_LOST) or (interval is not None and interval.low <= 0):
-        return "4 bits cost the softmax models nothing"
+        return "4 bits cost the models nothing"
     return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from antiphase.outcomes import NOT_SEEN, LearnedThreshold, learned_words
 from antiphase.studies.registered_claims import UNREGISTERED, Registration
 from antiphase.studies.reproduce import Judgement
-from antiphase.studies.reproduce.abilities import Ability, failing
+from antiphase.studies.reproduce.abilities import NO_ROOM, Ability, failing
 from antiphase.studies.reproduce.claims import CLAIMS, Claim
 from antiphase.studies.reproduce.readings import ARM, BASELINE, Floor, Found, Series
 from antiphase.studies.verdicts import (
@@ -113,16 +113,16 @@ def _judged(
     own_scale: bool,
 ) -> Judgement:
     """The row with its verdict, where there are numbers of every seed."""
-    mean, seeds = row.softmax or 0.0, len(used)
+    mean, seeds = ((row.softmax or 0.0) + (row.differential or 0.0)) / 2, len(used)
     if floor is not None and not floor.guess + FLOOR_MARGIN < mean < CEILING:
-        return replace(row, reason="the softmax models are on the floor or the ceiling")
+        return replace(row, reason=NO_ROOM)
     if floor is not None and row.learned is not None:
         threshold = LearnedThreshold.of(floor.guess)
         word, p = learned_verdict(series, ARM, BASELINE, threshold, own_scale=own_scale)
         told = f"learned (above {100 * threshold.at:.0f} %): {learned_words(row.learned)}"
         return replace(row, verdict=word, p=p, reason=", ".join([_seeds(seeds), *stated, told]))
     word = verdict(
-        row.differences or [], lower_is_better=row.lower_is_better, interval=row.interval, baseline_mean=mean,
+        row.differences or [], lower_is_better=row.lower_is_better, interval=row.interval, mean=mean,
         floor=row.floor, own_scale=own_scale,
     )  # fmt: skip
     better = {"reproduced": ARM, "contradicted": BASELINE, NOT_SEEN: BASELINE}.get(word)

@@ -214,10 +214,10 @@ def right_in(found: Found, cells: Iterable[Cell]) -> Series:
 
 
 def telling_cells(found: Found) -> dict[Cell, Floor]:
-    """Cells where the softmax models are neither on the floor nor on the ceiling, over all seeds."""
+    """Cells where the models are neither on the floor nor on the ceiling, over all seeds of both arms."""
     telling = {}
     for cell, floor in needle_cells(found).items():
-        known = [share for share in right_in(found, [cell])[BASELINE] if share is not None]
+        known = [share for shares in right_in(found, [cell]).values() for share in shares if share is not None]
         mean = statistics.fmean(known)
         if Floor(floor.guess, floor.answers * len(known)).exceeded_by(mean) and mean < CEILING:
             telling[cell] = floor
@@ -259,6 +259,11 @@ def lost_to_four_bits(found: Found) -> Series:
 def gained(found: Found) -> Series:
     """By how much the preceding text lowers the loss at the end."""
     return by_seed(found.long_context, lambda result: result.tail.context_gain if result.tail else None)
+
+
+def loss_at_the_end(found: Found) -> Series:
+    """Loss behind the whole window."""
+    return by_seed(found.long_context, lambda result: result.tail.loss if result.tail else None)
 
 
 def most_shots(found: Found) -> Series:

@@ -192,9 +192,9 @@ def summarized(
     more than half of the way from the best shortcut, or from a guess, to 100 %.
     """
     floors: dict[tuple[int, bool], float] = {}
-    for row in shortcuts:
-        for is_misled, accuracy in ((False, row.accuracy), (True, row.misled or 0.0)):
-            key = row.distance, is_misled
+    for one in shortcuts:
+        for is_misled, accuracy in ((False, one.accuracy), (True, one.misled or 0.0)):
+            key = one.distance, is_misled
             floors[key] = max(floors.get(key, GUESS_RATE), accuracy)
     groups: dict[tuple[str, bool, int], list[DistanceScore]] = {}
     for row in rows:
