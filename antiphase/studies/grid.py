@@ -176,6 +176,12 @@ class Grid:
 
     def _check_sizes(self, data: PreparedData) -> None:
         """Refuse now what the first run would refuse or the end would; the message names the field."""
+        guess, threshold = data.task().guess_rate, self.preset.compare.threshold
+        if threshold <= guess < 1:  # with one needle, any number is right
+            raise InputError(
+                f"compare.threshold ({threshold:g}) is what guessing reaches ({guess:g}), so passing it shows nothing; "
+                f"raise it, for example to {(1 + guess) / 2:g}"
+            )
         for job in self.jobs[: len(self.preset.compare.arms)]:
             check_settings(job.settings, data.tokenizer, begins=not checkpoints(self.output / job.name))
         grid = {"needles": "data.needles", "queries": "data.queries", "lengths": "data.sequence_length"}

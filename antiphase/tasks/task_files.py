@@ -64,6 +64,8 @@ class TaskSettings:
     """Number of examples before each prompt."""
     separator: str = "\n\n"
     """Text between examples."""
+    ask_shown: bool = False
+    """Whether rows are asked whose text is among the examples: only where a label can be learned nowhere else."""
     normalize: Literal["no", "tokens", "characters"] = "no"
     """The unit of length by which log-likelihoods are divided before the best is chosen."""
     metric: Literal["accuracy", "exact_match", "f1"] | None = None

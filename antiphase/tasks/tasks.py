@@ -137,14 +137,15 @@ class LabelledTask:
     def asked(self, count: int | None, shown: Sequence[Row] = ()) -> list[int]:
         """Indices of rows to ask; None means all, in their order.
 
-        The examples are not asked, nor, where the rows asked and shown are of one set, others with an example's text.
+        The examples are not asked, nor, unless the task says so, others with an example's text: published sets have
+        texts that stand in both of their parts.
         """
         numbers = list(range(len(self.rows)))
         if count is not None:
             generator = keyed_generator(self.seed, "rows", self.settings.name)
             numbers = torch.randperm(len(self.rows), generator=generator).tolist()
         places = {row.place for row in shown}
-        texts = set() if self.has_own_examples else {self._prompt(row) for row in shown}
+        texts = set() if self.settings.ask_shown else {self._prompt(row) for row in shown}
         free = (
             number for number in numbers
             if self.rows[number].place not in places and not (texts and self._prompt(self.rows[number]) in texts)

@@ -134,6 +134,20 @@ def test_a_study_goes_on_from_the_weights_that_it_began_from(preset, tmp_path, s
         study("moved")
 
 
+def test_a_threshold_that_guessing_reaches_is_refused(tiny_preset, tmp_path):
+    preset = load_preset(str(tiny_preset), ["data.needles=2"])
+    for study in (compare, STUDIES["tune"]):
+        with pytest.raises(InputError, match=r"^compare\.threshold \(0\.5\) is what guessing reaches .* to 0\.75$"):
+            study(preset, tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_demo_on_text_has_a_threshold_above_guessing(tmp_path):
+    (tmp_path / "a.txt").write_text("words")
+    preset = load_preset("demo", data=[str(tmp_path / "a.txt")])
+    assert preset.compare.threshold > 1 / preset.run.data.needles
+
+
 def test_sizes_that_no_run_can_have_are_refused_before_anything_is_written(preset, tmp_path):
     with pytest.raises(InputError, match="--widths 17 is not an even number of heads"):
         scaling(preset, tmp_path / "out", widths=[17], steps=[])

@@ -62,6 +62,18 @@ def test_copies_of_the_examples_are_not_asked(tmp_path, tokenizer, more):
     assert not {str(row.values) for row in shown} & {str(row.values) for row in asked}
 
 
+def test_copies_of_examples_from_another_file_are_not_asked_unless_the_task_says_so(tmp_path, tokenizer):
+    (tmp_path / "c.all").write_text("".join(f"{i % 2} word{i}\n" for i in range(20)))
+    (tmp_path / "shown.all").write_text("".join(f"{i % 2} word{i}\n" for i in range(0, 40, 2)))
+    files = {"data": "c.all", "demonstrations": "shown.all"}
+    for more, copies in (({}, 0), ({"ask_shown": True}, 10)):
+        task = load_labelled_task(written(tmp_path, template="cr", **files, **more), tokenizer)
+        shown = task.examples(20)
+        asked = [task.rows[number] for number in task.asked(None, shown)]
+        assert len({row.values["text"] for row in shown} & {row.values["text"] for row in asked}) == copies
+        assert len(asked) == 10 + copies
+
+
 def test_no_row_that_is_left_to_ask_is_one_sentence(tmp_path, tokenizer):
     (tmp_path / "c.all").write_text("0 same\n1 same\n0 same\n")
     with pytest.raises(InputError, match=r"no row is left to ask beside the examples; lower shots \(1\)"):

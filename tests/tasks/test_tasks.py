@@ -374,7 +374,7 @@ LIST = "{{ q }}\n{% for choice in choices %}{{ loop.index }}. {{ choice }}\n{% e
 def test_choices_that_a_question_names_are_no_list(question, choices, prompt, listed, tmp_path, tokenizer):
     rows = [{"q": question, "choices": choices, "label": i} for i in (0, 1)]
     asked, shown = (data(tmp_path, f"{name}.jsonl", rows) for name in ("asked", "shown"))
-    base = {"kind": "choice", "data": asked, "shots": 1, "demonstrations": shown, "prompt": prompt}
+    base = {"kind": "choice", "data": asked, "shots": 1, "demonstrations": shown, "prompt": prompt, "ask_shown": True}
     for sample in load_task(written(tmp_path, base), tokenizer).samples:
         parts = {name: tokenizer.decode(sample.prompt[start:stop]).strip() for name, start, stop in sample.spans}
         assert parts.get("choices") == listed

@@ -4,6 +4,7 @@ import numpy
 import pytest
 from scipy import stats
 
+from antiphase.uncertainty import survival as survival_module
 from antiphase.uncertainty.survival import log_rank, survival
 
 
@@ -14,13 +15,33 @@ def test_a_seed_that_never_passed_is_later_than_all():
     assert survival([100, 200], 500)["median"] == 150
 
 
-def test_log_rank_equals_a_calculation_by_hand():
-    """Two groups of two; the first pass at 1 and 2, the second never within 5."""
-    # expected in the first group: 2/4 at step 1, 1/3 at step 2; variances 1/4 and 2/9
-    chi = (2 - 5 / 6) ** 2 / (1 / 4 + 2 / 9)
-    assert log_rank([1, 2], [None, None], 5) == pytest.approx(stats.chi2.sf(chi, 1), rel=1e-6)
-    assert log_rank([5, None], [None, None], 5) == pytest.approx(stats.chi2.sf(0.5**2 / 0.25, 1))  # passed at the end
+def test_log_rank_of_few_seeds_equals_a_calculation_by_hand():
+    """Of all divisions of three and three, two are as extreme as one group before the other."""
+    assert log_rank([1, 2, 3], [4, 5, None], 5) == pytest.approx(2 / 20)
+    assert log_rank([1, 2], [None, None], 5) == pytest.approx(2 / 6)
+    assert log_rank([5, None], [None, None], 5) == 1.0  # passed at the end: any division is like it
+    # events less expected ones: [1, 3] has 2 - (2/4 + 1/3 + 1/2) = 2/3; only [1, 2] and [3, 4] are farther from zero
+    assert log_rank([1, 3], [2, None], 5) == pytest.approx(4 / 6)
     assert log_rank([None], [None, None], 5) is None
+
+
+def test_log_rank_of_many_seeds_is_scipys(monkeypatch):
+    generator = numpy.random.default_rng(1)
+    one, other = ([int(step) for step in 1 + generator.exponential(scale, 9)] for scale in (100, 160))
+    exact = log_rank(one, other, 1000)
+    monkeypatch.setattr(survival_module, "MOST_DIVISIONS", 1)
+    known = stats.logrank(stats.CensoredData(one), stats.CensoredData(other)).pvalue
+    assert log_rank(one, other, 1000) == pytest.approx(known)
+    assert exact == pytest.approx(known, abs=0.03)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_log_rank_of_few_seeds_never_errs_more_often_than_it_says(seeds):
+    generator = numpy.random.default_rng(2)
+    found = [
+        log_rank(*(list(map(int, generator.exponential(500, seeds))) for _ in range(2)), 10_000) for _ in range(300)
+    ]
+    assert sum(p <= 0.05 for p in found) / 300 <= 0.08
 
 
 def test_log_rank_errs_at_its_nominal_rate_and_sees_a_difference():

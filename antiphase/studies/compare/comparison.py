@@ -146,7 +146,8 @@ def _verdict(
         return "inconclusive", None
     word = verdict(
         difference.values, lower_is_better=metric.lower_is_better, interval=difference.interval,
-        mean=fmean(entry.arms[one].mean or 0.0 for one in (baseline, arm)), floor=guess_rate if metric.is_share else None,
+        mean=fmean(entry.arms[one].mean or 0.0 for one in (baseline, arm)),
+        floor=guess_rate if metric.is_share else None,
     )  # fmt: skip
     return word, None if word == "not testable" else difference.interval_is.p
 

@@ -29,8 +29,9 @@ class Scale:
     needles: Sequence[int]
     shots: Sequence[int]
     words: int
-    """Words in one pairing of words and labels, each asked once. So few that nearly all are shown at the most shots:
-    a guess at others would be taken for spread over orders."""
+    """Words in one pairing of words and labels, each asked once. So few that nearly all are shown at the most shots: a
+    guess at others would be taken for spread over orders. But two for each label, so that a label which was seen beside
+    another word is not thereby excluded."""
     orders: int
     ablations: Sequence[str] = TABLE_6
     """Rows of the paper's Table 6, each trained with ``ladder_steps`` and one seed."""
@@ -51,7 +52,7 @@ class Scale:
 
 SCALES = {
     "tiny": Scale(
-        "reproduce-tiny", 17_000, (32, 64, 96, 128), 160, 100, 100, (2, 4), (1, 2, 4, 8, 16), 4, 10,
+        "reproduce-tiny", 17_000, (32, 64, 96, 128), 160, 100, 100, (2, 4), (1, 2, 4, 8, 16), 8, 10,
         reads_documents=False,
     ),
     "small": Scale(
