@@ -109,6 +109,7 @@ def heads_inside(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The heads' outputs (B, N, H, 2d) of a layer of ``differential_config``, before their norm.
@@ -117,7 +118,7 @@ def heads_inside(
         ValueError: a keyword argument would change the result but is not supported.
     """
     refuse_unknown(kwargs)
-    mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window)
+    mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window, is_causal)
     refuse_mixed_texts(kwargs, mask, query)
     return differential_output(
         query, key, value, differential_part(module)(), mask, halves=2, is_causal=is_causal, scaling=scaling,
@@ -142,7 +143,8 @@ def antiphase_mask(
 ) -> Tensor | None:
     """The mask function registered as ``antiphase``: (B, 1, 1, M) for padding, instead of N×M, if plainly causal.
 
-    Otherwise (packed sequences, custom overlays, partly filled caches) it is boolean (B, 1, N, M).
+    Otherwise (packed sequences, custom overlays, partly filled caches) it is boolean (B, 1, N, M); also, even if
+    everything is visible, for a decoder whose configuration says that it is not causal, because its layers do not.
     """
     is_plain = (
         mask_function is causal_mask_function
@@ -151,6 +153,8 @@ def antiphase_mask(
         and kv_length == q_offset + q_length
     )
     if not is_plain:
+        if getattr(kwargs.get("config"), "is_causal", None) is False:
+            kwargs["allow_is_bidirectional_skip"] = False
         return sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
             **{**kwargs, "allow_is_causal_skip": False},

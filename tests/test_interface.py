@@ -231,6 +231,32 @@ def test_a_model_of_transformers_gives_the_same_with_the_registered_function(nam
     assert torch.isfinite(found).all()
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_direction_that_a_model_passes_precedes_its_layers(padded):
+    """CLIP's text encoder passes ``is_causal`` to layers that say that they are not."""
+    config = hf.CLIPTextConfig(**BASE, num_attention_heads=4, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    model = hf.CLIPTextModel(config).eval()
+    ids, mask = torch.randint(3, BASE["vocab_size"], (2, 9)), torch.ones(2, 9, dtype=torch.int64)
+    if padded:
+        mask[0, 6:] = 0
+    found = []
+    for name in ("eager", "antiphase"):
+        model.set_attn_implementation(name)
+        found.append(model(ids, attention_mask=mask).last_hidden_state[mask.bool()])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_a_decoder_whose_configuration_is_not_causal_sees_both_sides():
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**BASE, num_attention_heads=4, is_causal=False)).eval()
+    ids, found = torch.randint(3, BASE["vocab_size"], (2, 9)), []
+    for name in ("sdpa", "antiphase"):
+        model.set_attn_implementation(name)
+        found.append(model(ids).logits)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+    other = model(torch.cat([ids[:, :-1], 3 + ids[:, -1:] % 5], dim=1)).logits
+    assert not torch.allclose(other[:, 0], found[0][:, 0])
+
+
 @pytest.mark.parametrize("padded", [True, False])
 def test_layers_that_do_not_say_their_direction_hide_no_more_than_their_mask(padded):
     if not hf.LayoutLMModel._supports_sdpa:

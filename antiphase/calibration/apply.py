@@ -16,7 +16,6 @@ from antiphase.instrumentation.calls import AttentionCall
 from antiphase.instrumentation.forward_pass import ForwardPass, SequenceState
 from antiphase.instrumentation.hooks import transformed
 from antiphase.instrumentation.selected_maps import ONE_MASK, ChosenMaps, MapChoice
-from antiphase.layers.masks import layer_is_causal
 from antiphase.ops.shapes import statistics_dtype
 from antiphase.ops.statistics import Visibility, keys_of_last_query, sinks, visible_queries
 
@@ -177,7 +176,7 @@ class CalibrationRule:
 
     def _running(self, call: AttentionCall, maps: ChosenMaps) -> Tensor:
         forward = _forward_of(call)
-        if not layer_is_causal(call.module, call.attention_mask):
+        if not call.hides_later_keys:
             raise ValueError('mode "running" needs causal attention; use "paper" or "prompt" for an encoder')
         kept = forward.state.kept
         if not call.is_second_half:

@@ -142,7 +142,7 @@ class AttentionCall:
         Raises:
             ValueError: there is such an argument; the message names it.
         """
-        read = ("lam", "scaling", "sliding_window", *also_read)
+        read = ("lam", "scaling", "sliding_window", "is_causal", *also_read)
         refuse_unknown({name: given for name, given in self.arguments.items() if name not in read})
 
     def refuse_other_keys(self) -> None:
@@ -163,7 +163,13 @@ class AttentionCall:
     @cached_property
     def _visible(self) -> tuple[Tensor | None, bool, int | None]:
         window = self.arguments.get("sliding_window")
-        return visible_keys(self.module, self.attention_mask, self.query, self.key, window)
+        given = self.arguments.get("is_causal")
+        return visible_keys(self.module, self.attention_mask, self.query, self.key, window, given)
+
+    @property
+    def hides_later_keys(self) -> bool:
+        """Whether the layer is causal (``masks.layer_is_causal``), whatever part of that its mask has."""
+        return layer_is_causal(self.module, self.attention_mask, self.arguments.get("is_causal"))
 
     @property
     def mask(self) -> Tensor | None:
@@ -188,7 +194,7 @@ class AttentionCall:
     def declared_window(self) -> int | None:
         """The window that a causal layer declared, even if its mask already includes it."""
         window: int | None = self.arguments.get("sliding_window")
-        return window if layer_is_causal(self.module, self.attention_mask) else None
+        return window if self.hides_later_keys else None
 
     @property
     def is_step(self) -> bool:

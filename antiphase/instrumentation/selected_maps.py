@@ -15,7 +15,7 @@ from torch import Tensor
 from antiphase.errors import InputError
 from antiphase.instrumentation.calls import AttentionCall
 from antiphase.instrumentation.forward_pass import ForwardPass
-from antiphase.layers.masks import carries_positions, layer_is_causal
+from antiphase.layers.masks import carries_positions
 from antiphase.ops.decoding import FEW_ROWS
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 
@@ -247,7 +247,7 @@ def _with_visible(call: AttentionCall, forward: ForwardPass, grouped: GroupedMap
         if by_key is None:
             window = None
         else:
-            mask, is_causal = by_key, layer_is_causal(call.module, call.attention_mask) and length > 1
+            mask, is_causal = by_key, call.hides_later_keys and length > 1
     if forward.real is not None:
         real = forward.real[:, :total]
     else:
@@ -269,7 +269,7 @@ def _by_key(forward: ForwardPass, call: AttentionCall, mask: Tensor) -> Tensor |
 
     This avoids computing blocks above the diagonal.
     """
-    given, is_causal = call.attention_mask, layer_is_causal(call.module, call.attention_mask)
+    given, is_causal = call.attention_mask, call.hides_later_keys
     rest = is_causal, call.arguments.get("sliding_window")
     for known, known_rest, by_key in forward.masks_by_key:
         if known is given and known_rest == rest:

@@ -24,7 +24,7 @@ AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 DIFFERENTIAL = frozenset({"differential", "differential_v2"})
 """Forms whose attention functions subtract two maps."""
 IGNORED = frozenset(
-    {"dropout", "is_causal", "position_ids", "use_cache", "output_attentions", "output_hidden_states",
+    {"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states",
      "output_router_logits", "cache_position", "num_items_in_batch", "return_dict", "deterministic",
      "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "shift_labels", "token_type_ids"}
 )  # fmt: skip
@@ -67,6 +67,7 @@ def antiphase_attention(
     lam: Tensor | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
+    is_causal: bool | None = None,
     impl: str = "auto",
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -81,6 +82,7 @@ def antiphase_attention(
         scaling: factor of the scores; None means 1/√d.
         lam: λ of a differential layer, broadcastable to (B, H, N).
         s_aux: (maps,) sink logits in the softmax denominators, as in gpt-oss; the name is transformers'.
+        is_causal: the direction, instead of the layer's own.
         impl: as for ``differential_attention``.
 
     Returns:
@@ -92,7 +94,7 @@ def antiphase_attention(
     """
     warn_of_weights(kwargs)
     refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
-    mask, is_causal, sliding_window = visible_keys(module, attention_mask, query, key, sliding_window)
+    mask, is_causal, sliding_window = visible_keys(module, attention_mask, query, key, sliding_window, is_causal)
     refuse_mixed_texts(kwargs, mask, query)
     if is_differential(module):
         assert lam is not None
@@ -116,11 +118,12 @@ def eager_attention(
     lam: Tensor | None = None,
     s_aux: Tensor | None = None,
     sliding_window: int | None = None,
+    is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """The attention implementation "eager": the reference, with weights (B, heads, N, M), signed if differential."""
     refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
-    mask, is_causal, sliding_window = visible_keys(module, attention_mask, query, key, sliding_window)
+    mask, is_causal, sliding_window = visible_keys(module, attention_mask, query, key, sliding_window, is_causal)
     refuse_mixed_texts(kwargs, mask, query)
     if is_differential(module):
         assert lam is not None

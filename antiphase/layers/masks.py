@@ -13,19 +13,25 @@ HIDDEN = -1e4
 
 
 def visible_keys(
-    module: nn.Module, attention_mask: Tensor | BlockMask | None, query: Tensor, key: Tensor, window: int | None
+    module: nn.Module,
+    attention_mask: Tensor | BlockMask | None,
+    query: Tensor,
+    key: Tensor,
+    window: int | None,
+    is_causal: bool | None = None,
 ) -> tuple[Tensor | None, bool, int | None]:
     """A boolean mask, whether causality must still be applied, and the window that must still be applied.
 
     A mask with a row per query already includes both, except that a single query may have a mask of padding alone: of
     the keys that it shows, the window leaves the last ones. The window w of a layer that is not causal lets query i see
-    key j if |i - j| < w, as in transformers' flash attention; it becomes part of the mask.
+    key j if |i - j| < w, as in transformers' flash attention; it becomes part of the mask. ``is_causal``: as for
+    ``layer_is_causal``.
     """
     mask = None if attention_mask is None else boolean_mask(attention_mask)
     queries, keys = query.shape[2], key.shape[2]
     if mask is not None and carries_positions(mask, queries):
         return mask if queries > 1 or window is None else last_visible(mask, window), False, None
-    if layer_is_causal(module, attention_mask):
+    if layer_is_causal(module, attention_mask, is_causal):
         return mask, queries > 1, window
     if window is None or window >= max(queries, keys):
         return mask, False, None
@@ -34,13 +40,15 @@ def visible_keys(
     return near if mask is None else near & mask, False, None
 
 
-def layer_is_causal(module: nn.Module, attention_mask: Tensor | BlockMask | None) -> bool:
+def layer_is_causal(
+    module: nn.Module, attention_mask: Tensor | BlockMask | None, is_causal: bool | None = None
+) -> bool:
     """Whether a layer's queries are hidden from later keys, given the mask that it passes.
 
-    Layers that do not declare it (LayoutLM's) are causal without a mask, as in transformers' SDPA. With an additive
+    What the model says in the call (``is_causal``, as CLIP's text encoder) precedes what the layer declares. Layers that do not declare it (LayoutLM's) are causal without a mask, as in transformers' SDPA. With an additive
     mask per key they are not, because no function of transformers would hide more than the mask does.
     """
-    declared = getattr(module, "is_causal", None)
+    declared = getattr(module, "is_causal", None) if is_causal is None else is_causal
     if declared is None:
         is_additive = isinstance(attention_mask, Tensor) and attention_mask.dtype != torch.bool
         return attention_mask is None or not is_additive or attention_mask.shape[-2] > 1

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.initialization import guard_torch_init_functions
 
 from antiphase.interface import (
     INSIDE,
@@ -66,6 +67,7 @@ def attention_inside(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function of these models: (B, N, maps, d), with head i's output in maps 2i and 2i+1.
@@ -78,7 +80,7 @@ def attention_inside(
     refuse_unknown(kwargs)
     heads = module.differential
     assert isinstance(heads, DifferentialHeads)
-    mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window)
+    mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window, is_causal)
     refuse_mixed_texts(kwargs, mask, query)
     out = heads.step(
         query, key, value, mask, is_causal=is_causal, sliding_window=window,
@@ -101,6 +103,7 @@ def eager_inside(
     *,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """The same by the reference, and the signed weights (B, heads, N, M).
@@ -111,7 +114,7 @@ def eager_inside(
     refuse_unknown(kwargs)
     heads = module.differential
     assert isinstance(heads, DifferentialHeads)
-    mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window)
+    mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window, is_causal)
     refuse_mixed_texts(kwargs, mask, query)
     out, weights = differential_attention(
         query, key, join_halves(value), heads(), attn_mask=mask, is_causal=is_causal, sliding_window=window,
@@ -160,6 +163,14 @@ class WithDifferentialHeads(PreTrainedModel):
             module.reset_lambda()
         else:
             super()._init_weights(module)
+
+    @guard_torch_init_functions()
+    def initialize_weights(self) -> None:
+        """Draw what no checkpoint has given; heads first, whose λ the model inside knows nothing of."""
+        for module in list(self.modules()):
+            if isinstance(module, DifferentialHeads):
+                self._initialize_weights(module)
+        super().initialize_weights()
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """

@@ -127,7 +127,7 @@ def read_as_ours(config: PreTrainedConfig, *, dtype: torch.dtype | None = None) 
         InputError: the configuration has a value that cannot be expressed here; the message names the field.
     """
     kind = ARCHITECTURES[config.model_type]
-    refuse_values(config, {**kind.only, "hidden_act": tuple(ACTIVATIONS)})
+    refuse_values(config, {**kind.only, "hidden_act": tuple(ACTIVATIONS), "is_causal": (True,)})
     fields: dict[str, Any] = dict(kind.implied)
     for name in dict.fromkeys([*SIZES, *kind.also, *kind.renamed]):
         theirs = kind.renamed.get(name, name)

@@ -165,6 +165,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         if kwargs.get("cache") is None:  # that of continuous batching, which has more arguments and separates texts
             if self.config._attn_implementation in BUILT_IN:
                 refuse_unknown(kwargs)  # transformers' functions ignore what they do not know
+            refuse_unknown({"is_causal": kwargs.get("is_causal")})  # attention functions take it from other models
             check_packing(kwargs, given, position_ids, attention_mask, past_key_values)
         told = position_ids
         if position_ids is None:

@@ -112,6 +112,35 @@ def test_initial_values_are_the_papers():
     assert all((p == 1).all() for n, p in model.named_parameters() if "head_norm" in n)
 
 
+@pytest.mark.parametrize("name", [*DECODERS, "bert"])
+def test_lambda_is_drawn_where_a_checkpoint_has_none(tmp_path, name):
+    """The heads are within a model of transformers' own, which knows nothing of λ."""
+    config, auto = (BERT, hf.AutoModelForMaskedLM) if name == "bert" else (DECODERS[name], hf.AutoModelForCausalLM)
+    auto.from_config(config).save_pretrained(tmp_path / "plain")
+    model = auto.from_pretrained(tmp_path / "plain", config=antiphase.differential_config(config))
+    with torch.device("meta"):
+        empty = auto.from_config(antiphase.differential_config(config))
+    empty.to_empty(device="cpu")
+    for parameter in empty.parameters():
+        parameter.data.fill_(7.0)
+    empty.init_weights()
+    for one in (model, empty):
+        heads = [module for module in one.modules() if isinstance(module, DifferentialHeads)]
+        drawn = torch.cat([vector for module in heads for vector in module._vectors()])
+        assert 0.06 < float(drawn.std()) < 0.15
+        assert all(bool((module.head_norm.weight == 1).all()) for module in heads)
+
+
+@pytest.mark.parametrize("implementation", ["antiphase_inside", "eager"])
+def test_a_decoder_that_is_not_causal_sees_later_tokens(implementation):
+    config = hf.LlamaConfig(**GROUPED, is_causal=False)
+    model = built(config)
+    model.set_attn_implementation(implementation)
+    ids = ids_of(2, 9)
+    other = torch.cat([ids[:, :-1], (ids[:, -1:] + 1) % 61], dim=1)
+    assert float((model(ids).logits - model(other).logits)[:, 0].abs().max()) > 1e-3
+
+
 def test_the_head_norms_epsilon_is_the_given_one():
     """Outputs as small as √ε show it."""
     found = []

@@ -306,6 +306,7 @@ def test_harmed_checkpoints_are_refused_by_the_tensors_name(tmp_path, refused, n
     (qwen2(attention_dropout=0.1), {}, "attention_dropout=0.1"),
     (qwen2(layer_types=["full_attention", "chunked_attention", "full_attention"]), {}, "layer_types must name"),
     (gemma(use_bidirectional_attention=True), {}, "use_bidirectional_attention=True"),
+    (hf.LlamaConfig(hidden_size=16, num_attention_heads=2, is_causal=False), {}, "is_causal=False"),
     (gemma(hidden_act="quick_gelu"), {}, "hidden_act='quick_gelu'"),
     (gpt_neox(attention_dropout=0.1), {}, "attention_dropout=0.1"),
     (gpt_neox(hidden_dropout=0.1), {}, r"hidden_dropout=0.1 .* only 0\.0 can be converted"),
