@@ -58,6 +58,20 @@ SPDX-License-Identifier: MIT. {copyright}.
 from __future__ import annotations
 
 '''
+FOOTER = '''
+
+def _register() -> None:
+    """For classifiers of transformers, which build the model inside them by ``AutoModel`` without
+    ``trust_remote_code``; and for its ``Trainer``, which shifts labels that it smooths only for classes of these names.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, AutoModel
+
+    AutoModel.register(AntiphaseConfig, AntiphaseModel, exist_ok=True)
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[AntiphaseConfig.model_type] = AntiphaseForCausalLM.__name__
+
+
+_register()
+'''
 COPYRIGHT = "Copyright (c) 2026 antiphase contributors"
 
 
@@ -66,7 +80,7 @@ def code() -> str:
     """The file, as text."""
     merger = Merger("antiphase", REPLACED, DROPPED)
     merger.add(ROOTS)
-    return HEADER.format(version=version("antiphase"), copyright=COPYRIGHT) + merger.text()
+    return HEADER.format(version=version("antiphase"), copyright=COPYRIGHT) + merger.text() + FOOTER
 
 
 def refuse_portable(given: dict[str, Any]) -> None:

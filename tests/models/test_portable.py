@@ -61,6 +61,27 @@ assert torch.equal(again.lm_head.weight, model.lm_head.weight)
 found["package"] = sys.modules.get("antiphase") is not None
 print(json.dumps(found))
 """
+CLASSIFY = """
+import json, sys
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import Trainer, TrainingArguments
+
+folder = sys.argv[1]
+ids = torch.arange(10, 20)[None]
+found = {}
+for auto in (AutoModelForSequenceClassification, AutoModelForTokenClassification):
+    model = auto.from_pretrained(folder, trust_remote_code=True)
+    found[type(model).__name__] = list(model(ids).logits.shape)
+model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+given = {"report_to": [], "use_cpu": True, "label_smoothing_factor": 0.1}
+trainer = Trainer(model=model, args=TrainingArguments(output_dir=folder + "/out", **given))
+smoothed = trainer.compute_loss(model, {"input_ids": ids, "labels": ids.clone()})
+log_p = model(ids).logits[:, :-1].log_softmax(-1)
+expected = -0.9 * log_p.gather(-1, ids[:, 1:, None]).mean() - 0.1 * log_p.mean()
+found["off"] = float((smoothed - expected).abs())
+print(json.dumps(found))
+"""
 FORMS = {
     "softmax": {"attention_type": "softmax"},
     "differential": {"attention_type": "differential", "num_attention_heads": 8, "num_key_value_heads": 4},
@@ -167,6 +188,15 @@ def test_the_file_computes_what_the_package_computes(written, tiny_config, form)
 def test_without_the_package_a_model_computes_the_same(tmp_path, tiny_config):
     saved(tmp_path, tiny_config, "differential")
     check(alone(sys.executable, BLOCKED + USE, tmp_path, "eager,sdpa"), ["eager", "sdpa"])
+
+
+@pytest.mark.slow
+def test_without_the_package_it_classifies_and_trainer_knows_that_it_is_causal(tmp_path, tiny_config):
+    saved(tmp_path, tiny_config, "differential")
+    found = alone(sys.executable, BLOCKED + CLASSIFY, tmp_path)
+    assert found["AntiphaseForSequenceClassification"] == [1, 2]
+    assert found["AntiphaseForTokenClassification"] == [1, 10, 2]
+    assert found["off"] < 1e-5
 
 
 @pytest.mark.slow
