@@ -45,7 +45,8 @@ def layer_is_causal(
 ) -> bool:
     """Whether a layer's queries are hidden from later keys, given the mask that it passes.
 
-    What the model says in the call (``is_causal``, as CLIP's text encoder) precedes what the layer declares. Layers that do not declare it (LayoutLM's) are causal without a mask, as in transformers' SDPA. With an additive
+    What the model says in the call (``is_causal``, as CLIP's text encoder does) precedes what the layer declares.
+    Layers that do not declare it (LayoutLM's) are causal without a mask, as in transformers' SDPA. With an additive
     mask per key they are not, because no function of transformers would hide more than the mask does.
     """
     declared = getattr(module, "is_causal", None) if is_causal is None else is_causal

@@ -43,13 +43,29 @@ def check_block(given: Mapping[str, Any]) -> None:
         raise InputError("qkv_bias cannot be combined with attention_bias, which adds biases to all four projections")
 
 
+def with_scaling(parameters: Mapping[str, Any], scaling: Any, *, theta: float | None) -> dict[str, Any]:
+    """``rope_parameters`` as older configurations spell them, in ``rope_scaling`` and ``rope_theta``.
+
+    Raises:
+        InputError: the scaling is no mapping.
+    """
+    if not isinstance(scaling, Mapping):
+        raise InputError(f"rope_scaling must map names to values, got {scaling!r}")
+    base = parameters.get("rope_theta", 10000.0) if theta is None else theta
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    return {"rope_theta": base, **{name: value for name, value in scaling.items() if name != "type"}, "rope_type": kind}
+
+
 def checked_rope(parameters: Mapping[str, Any], *, head_dim: int) -> dict[str, Any]:
     """A copy of ``rope_parameters``, because transformers completes them in place; without the factor if it is 1.
 
     Raises:
-        InputError: the share of rotated channels is no number up to 1, or not even two channels.
+        InputError: the share of rotated channels is no number up to 1, or not even two channels; or there are
+            parameters for each kind of layer.
     """
     found = dict(parameters)
+    if nested := [name for name, value in found.items() if isinstance(value, Mapping)]:
+        raise InputError(f"rope_parameters has values of its own for {', '.join(nested)}; all layers have the same")
     share = found.get(ROTATED, 1.0)
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1 or head_dim * share < 2:
         raise InputError(

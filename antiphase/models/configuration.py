@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from antiphase.errors import InputError, nearest
 from antiphase.layers.attention import check_counts
 from antiphase.layers.registry import LAYERS, variant_fields
-from antiphase.models.block_fields import BLOCK, check_block, checked_rope
+from antiphase.models.block_fields import BLOCK, check_block, checked_rope, with_scaling
 from antiphase.models.first_use import register_models
 from antiphase.models.start import check_initialization, default_multiplier
 from antiphase.models.tensor_plan import tensor_plan
@@ -51,14 +51,17 @@ class NamedFields(PreTrainedConfig):
         own = {name: value for name, value in config_dict.items() if name not in foreign}
         given = {name: kwargs.pop(name) for name in _own_fields(cls).intersection(kwargs)}
         kinds, layers = {*(own.get("layer_types") or ())}, given.get("num_hidden_layers")
-        if len(kinds) == 1 and isinstance(layers, int):  # more or fewer layers of the same kind
+        if len(kinds) == 1 and "sliding_window" in given:  # with a window or without, all layers are of another kind
+            own["layer_types"] = None
+        elif len(kinds) == 1 and isinstance(layers, int):  # more or fewer layers of the same kind
             own["layer_types"] = [*kinds] * layers
         found = super().from_dict(own | given, **kwargs)
         config = found[0] if isinstance(found, tuple) else found
         for name, value in foreign.items():
             hint = nearest(name, _own_fields(cls))
             warnings.warn(f"configuration field '{name}' is unknown and has no effect{hint}", stacklevel=2)
-            setattr(config, name, value)
+            if not isinstance(getattr(type(config), name, None), property):  # an older name of a field, such as Llama's
+                setattr(config, name, value)
         return found
 
 
@@ -132,8 +135,9 @@ class AntiphaseConfig(NamedFields):
         dequantized_from: quantization that the weights went through, such as "Q4_1", of a model converted from GGUF.
 
     ``rope_parameters`` may have a ``partial_rotary_factor``, the share of channels that positions rotate, as in
-    GPT-NeoX. It, ``max_position_embeddings``, ``rms_norm_eps``, ``initializer_range``, ``tie_word_embeddings``,
-    ``use_cache`` and the special tokens are as in transformers.
+    GPT-NeoX; ``rope_scaling`` and ``rope_theta`` are older spellings. It, ``max_position_embeddings``,
+    ``rms_norm_eps``, ``initializer_range``, ``tie_word_embeddings``, ``use_cache`` and the special tokens are as in
+    transformers.
 
     Raises:
         InputError: a field is unknown (the message gives the nearest known one), or a value is invalid; the message
@@ -193,6 +197,7 @@ class AntiphaseConfig(NamedFields):
         dequantized_from: str | None = None,
         tie_word_embeddings: bool = False,
         use_cache: bool = True,
+        rope_scaling: dict[str, Any] | None = None,
         pad_token_id: int | None = None,
         bos_token_id: int | None = None,
         eos_token_id: int | list[int] | None = None,
@@ -222,10 +227,10 @@ class AntiphaseConfig(NamedFields):
         self.layer_types = self._layer_types(layer_types)
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
         # A bare `rope_theta` is the older spelling of the same.
-        self.rope_parameters = checked_rope(
-            rope_parameters or {"rope_type": "default", "rope_theta": kwargs.pop("rope_theta", 10000.0)},
-            head_dim=self.head_dim,
-        )
+        rope_parameters = rope_parameters or {"rope_type": "default", "rope_theta": kwargs.pop("rope_theta", 10000.0)}
+        if rope_scaling:
+            rope_parameters = with_scaling(rope_parameters, rope_scaling, theta=kwargs.pop("rope_theta", None))
+        self.rope_parameters = checked_rope(rope_parameters, head_dim=self.head_dim)
         self.rms_norm_eps = rms_norm_eps
         self.head_norm_eps = head_norm_eps
         self.initializer_range = initializer_range
@@ -296,6 +301,11 @@ class AntiphaseConfig(NamedFields):
             )
         if "sliding_attention" in given and self.sliding_window is None:
             raise InputError("layer_types names sliding_attention, but sliding_window is not set")
+        if "sliding_attention" not in given and self.sliding_window is not None:
+            warnings.warn(
+                f"sliding_window={self.sliding_window} has no effect, because layer_types names no sliding_attention",
+                stacklevel=3,
+            )
         return list(given)
 
     def _check_scales(self) -> None:

@@ -133,6 +133,8 @@ def read_as_ours(config: PreTrainedConfig, *, dtype: torch.dtype | None = None) 
         theirs = kind.renamed.get(name, name)
         if theirs is not None:
             fields[name] = getattr(config, theirs, None) if theirs in UNSAID else getattr(config, theirs)
+    if "sliding_attention" not in (fields.get("layer_types") or ["sliding_attention"]):
+        fields["sliding_window"] = None  # no layer uses it
     if kind.embeddings_scaled:
         rounded = torch.tensor(config.hidden_size**0.5, dtype=dtype or config.dtype or torch.float32)
         fields["embedding_multiplier"] = rounded.item()

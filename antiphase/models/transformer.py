@@ -146,8 +146,9 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         Both are multiplied by ``config.embedding_multiplier``, so ``inputs_embeds=embed_tokens(input_ids)`` is
         equivalent to ``input_ids``.
 
-        ``attention_mask`` is (B, M) with 1 at real tokens, a 4-D mask that is used unchanged, or a dict with one 4-D
-        mask for each of ``config.layer_types``.
+        ``attention_mask`` is (B, M) with 1 at real tokens, a 4-D mask, or a dict with one 4-D mask for each of
+        ``config.layer_types``. A 4-D mask with a row for each query is used unchanged; one with a single row says which
+        keys are real, and causality and window are added to it.
 
         ``exchange`` are processes that divide the sequences: all of them give the whole sequences, and each gets the
         hidden states (B, N / C, hidden) of its own tokens.
@@ -187,7 +188,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)  # of the whole sequences
         if exchange is not None:
             position_embeddings = tuple(map(exchange.own, position_embeddings))
-        kinds = self.config.layer_types[: self.config.num_hidden_layers]  # fewer: generate drafts with the first layers
+        kinds = self._kinds_of_layers()
         for layer, kind in zip(self.layers, kinds, strict=False):
             hidden_states = layer(
                 hidden_states,
@@ -197,6 +198,20 @@ class AntiphaseModel(AntiphasePreTrainedModel):
                 **kwargs,
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+
+    def _kinds_of_layers(self) -> list[str]:
+        """``config.layer_types`` of the layers that run: fewer, where generate drafts with the first ones.
+
+        Raises:
+            ValueError: layers were added that it does not name.
+        """
+        kinds: list[str] = self.config.layer_types
+        asked = min(len(self.layers), self.config.num_hidden_layers)
+        if len(kinds) < asked:
+            raise ValueError(
+                f"config.layer_types names {len(kinds)} layers and the model has {asked}; name those that were added"
+            )
+        return kinds[:asked]
 
     def _masks(
         self,

@@ -33,6 +33,11 @@ def layer_arguments(config: Any, layer_idx: int) -> dict[str, Any]:
     """Arguments of one layer. Its λ vectors stay zero until ``_init_weights`` or ``initialize`` draws all weights."""
     kind = LAYERS[config.attention_type]
     options = [name for name in kind.options() if name not in SET_BY_MODEL]
+    if layer_idx >= len(config.layer_types):
+        raise InputError(
+            f"layer_types names {len(config.layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}; "
+            "give both"
+        )
     is_sliding = config.layer_types[layer_idx] == "sliding_attention"
     found = {"layer_idx": layer_idx, "sliding_window": config.sliding_window if is_sliding else None}
     if "initialize" in options:

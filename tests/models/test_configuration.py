@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from antiphase import AntiphaseConfig
 from antiphase.errors import InputError
@@ -113,6 +113,41 @@ def test_rope_theta_has_its_effect_wherever_it_is_given():
     given = {"rope_theta": 3e4}
     assert AntiphaseConfig(rope_parameters=given).rope_parameters["rope_theta"] == 3e4
     assert given == {"rope_theta": 3e4}  # a person's dict stays as it was
+
+
+@pytest.mark.parametrize(("older", "expected"), [
+    ({"rope_scaling": None}, {"rope_type": "default", "rope_theta": 10000.0}),
+    ({"rope_scaling": {"type": "linear", "factor": 4.0}, "rope_theta": 5e5, "rope_parameters": None},
+     {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}),
+    ({"rope_scaling": {"rope_type": "linear", "factor": 2.0, "rope_theta": 3e4}},
+     {"rope_type": "linear", "factor": 2.0, "rope_theta": 3e4}),
+])  # fmt: skip
+def test_the_older_spelling_of_rope_means_what_it_means_in_llama(tiny_config, tmp_path, recwarn, older, expected):
+    tiny_config().save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | older))
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert loaded.rope_parameters == expected
+    assert not [warning for warning in recwarn if "rope" in str(warning.message)]
+    fields = {name: value for name, value in older.items() if value is not None}
+    assert AntiphaseConfig(**fields).rope_parameters == expected
+    LlamaForCausalLM(LlamaConfig(**fields, vocab_size=9, hidden_size=8, num_attention_heads=2, num_hidden_layers=1))
+
+
+def test_rope_parameters_by_kind_of_layer_are_refused(tiny_config):
+    with pytest.raises(InputError, match="rope_parameters has values of its own for full_attention; all layers have"):
+        tiny_config(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4}})
+    with pytest.raises(InputError, match="rope_scaling must map names to values, got 4"):
+        tiny_config(rope_scaling=4)
+
+
+def test_a_window_given_while_loading_is_used_and_one_without_a_layer_is_pointed_out(tiny_config, tmp_path):
+    tiny_config().save_pretrained(tmp_path / "full")
+    tiny_config(sliding_window=4).save_pretrained(tmp_path / "sliding")
+    assert AutoConfig.from_pretrained(tmp_path / "full", sliding_window=3).layer_types == ["sliding_attention"] * 3
+    assert AutoConfig.from_pretrained(tmp_path / "sliding", sliding_window=None).layer_types == ["full_attention"] * 3
+    with pytest.warns(UserWarning, match="sliding_window=3 has no effect, because layer_types names no sliding_att"):
+        tiny_config(sliding_window=3, layer_types=["full_attention"] * 3)
 
 
 def test_a_saved_configuration_comes_back_equal(tiny_config, tmp_path):

@@ -1,11 +1,14 @@
 """The decoder: fair pairs, caches, padding, masks, losses, saving, and everything transformers expects of a model."""
 
+import copy
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, DynamicCache, StaticCache
 
 import antiphase
+from antiphase.errors import InputError
 from antiphase.models import lengths
 from antiphase.models.initialization import initialize
 from support.models import assert_near, ids_of, padded
@@ -437,3 +440,30 @@ def test_the_embedding_of_a_padding_token_is_trained_where_it_also_ends_texts(ti
     ids = torch.tensor([[0, 5, 6, 7]])
     model(input_ids=ids, labels=ids).loss.backward()
     assert bool(model.get_input_embeddings().weight.grad[0].any()) == is_trained
+
+
+def test_layers_that_are_added_run_or_are_refused(tiny_model):
+    model, ids = tiny_model("softmax"), ids_of(1, 7)
+    new = copy.deepcopy(model.model.layers[-1])
+    new.self_attn.layer_idx = 3
+    model.model.layers.append(new)
+    before = model(ids, use_cache=False).logits  # the configuration still says three
+    model.config.num_hidden_layers = 4
+    with pytest.raises(ValueError, match="layer_types names 3 layers and the model has 4; name those that were added"):
+        model(ids, use_cache=False)
+    model.config.layer_types = ["full_attention"] * 4
+    assert not torch.allclose(model(ids, use_cache=False).logits, before)
+    config = tiny_model("softmax").config
+    config.num_hidden_layers = 5
+    with pytest.raises(InputError, match="layer_types names 3 layers, num_hidden_layers is 5; give both"):
+        AutoModelForCausalLM.from_config(config)
+
+
+def test_a_direction_cannot_be_given_to_a_call(tiny_model):
+    """It is neither ignored nor, under transformers' own functions, turned around."""
+    for kind in ("softmax", "differential", "differential_v2"):
+        model = tiny_model(kind)
+        for implementation in ("antiphase", "eager", "sdpa"):
+            model.set_attn_implementation(implementation)
+            with pytest.raises(ValueError, match="does not support the arguments is_causal"):
+                model(ids_of(1, 5), is_causal=False)

@@ -24,6 +24,7 @@ from antiphase.baselines.models.common import (
 from antiphase.baselines.models.configs import VanillaConfig
 from antiphase.errors import InputError
 from antiphase.layers.attention import AttentionLayer
+from antiphase.layers.functions import refuse_unknown
 from antiphase.layers.positions import count_positions, sinusoidal_positions
 from antiphase.models.attention import attention_layer
 from antiphase.models.heads import CausalHead, VocabularyHead
@@ -163,6 +164,7 @@ class VanillaModel(VanillaPreTrainedModel):
     ) -> None:
         super().__init__(config)
         self.is_causal = config.is_causal and not is_encoder
+        self.declared_causal = config.is_causal
         self.embed_tokens = token_embedding(config, vocab_size=vocab_size)
         self.embed_positions = None
         if config.positions == "learned":
@@ -181,7 +183,7 @@ class VanillaModel(VanillaPreTrainedModel):
     def forward(
         self,
         input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | dict[str, Tensor | None] | None = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
@@ -204,6 +206,12 @@ class VanillaModel(VanillaPreTrainedModel):
                 positions, or an encoder gets a cache.
         """
         inputs_embeds = self.embedded(input_ids, inputs_embeds)
+        if isinstance(attention_mask, dict):  # by kind of layer, as generate makes it for a static cache
+            attention_mask = attention_mask["full_attention"]
+        # transformers passes the configuration's field to every call, and changes it during one that is given another
+        if kwargs.pop("is_causal", self.declared_causal) != self.declared_causal:
+            raise ValueError("is_causal is a field of the configuration; it cannot be given to a call")
+        refuse_unknown(kwargs)  # transformers' attention functions ignore what they do not know
         if past_key_values is not None and not self.is_causal:
             raise ValueError("past_key_values cannot be used in an encoder, whose tokens see those that come later")
         seen = int(past_key_values.get_seq_length()) if past_key_values is not None else 0

@@ -346,6 +346,29 @@ def test_generation_is_the_same_with_and_without_a_cache_and_padding(attention_t
         assert torch.equal(said[-8:], alone[0, -8:])
 
 
+@every_type
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_generation_with_a_static_cache_is_that_with_a_growing_one(attention_type, is_padded):
+    model = model_of(VanillaForCausalLM, attention_type=attention_type, is_causal=True)
+    ids = ids_of(2, 7)
+    mask = torch.ones_like(ids)
+    if is_padded:
+        mask[0, :3] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    static = {"cache_implementation": "static", "disable_compile": True}
+    assert torch.equal(model.generate(ids, **options, **static), model.generate(ids, **options))
+
+
+@pytest.mark.parametrize("implementation", ["antiphase", "eager", "sdpa"])
+def test_unknown_arguments_and_another_direction_are_refused(implementation):
+    model = model_of(VanillaForCausalLM, is_causal=True)
+    model.set_attn_implementation(implementation)
+    with pytest.raises(ValueError, match="does not support the arguments nosuch"):
+        model(ids_of(1, 5), nosuch=1)
+    with pytest.raises(ValueError, match="is_causal is a field of the configuration"):
+        model(ids_of(1, 5), is_causal=False)
+
+
 # ------------------------------------------------------------------------------------------ measurement
 
 
