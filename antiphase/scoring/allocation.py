@@ -20,6 +20,8 @@ from antiphase.scoring.likelihood import TOKENS_AT_ONCE
 
 NOISE = ("other_needles", "filler")
 ALL_LAYERS = "all"
+LEAST_NOISE = 0.02
+"""Weight on noise, of 1 in a row, below which no ratio to it is formed."""
 
 
 def allocation(model: PreTrainedModel, batch: RetrievalBatch) -> list[dict[str, Any]]:
@@ -89,8 +91,9 @@ def _row(layer: int | str, name: str, figures: Tensor) -> dict[str, Any]:
 
 
 def _ratio(spans: dict[str, float]) -> float | None:
+    """None where the noise is next to nothing: signed weights can cancel to any small number of either sign."""
     noise = sum(spans[name] for name in NOISE)
-    return spans["answer"] / noise if noise else None
+    return spans["answer"] / noise if noise > LEAST_NOISE else None
 
 
 def attention_map(model: PreTrainedModel, input_ids: Tensor, *, queries: slice) -> Tensor:

@@ -7,7 +7,7 @@ from antiphase.data.retrieval import SPANS, RetrievalBatch, RetrievalTask, Symbo
 from antiphase.probing.rows import LayerRows
 from antiphase.randomness import keyed_generator
 from antiphase.scoring import allocation as module
-from antiphase.scoring.allocation import allocation, attention_map
+from antiphase.scoring.allocation import _ratio, allocation, attention_map
 
 LANGUAGE = SymbolLanguage(9, 11, 5)
 TASK = RetrievalTask(LANGUAGE, needles=4, queries=2, sequence_length=37)
@@ -83,6 +83,13 @@ def test_a_row_without_noise_has_no_ratio_and_one_without_attention_no_share(mon
     found = rows(allocation(None, one_row))[0, "difference"]
     assert total(found, "share") == 0.0
     assert total(found, "signed") == 0.0
+
+
+@pytest.mark.parametrize(("noise", "ratio"), [(0.5, 0.8), (0.019, None), (-0.3, None), (0.0, None)])
+def test_no_ratio_is_formed_to_weights_that_cancel(noise, ratio):
+    """The signed noise of a differential map may come to any small number of either sign."""
+    spans = {**dict.fromkeys(SPANS, 0.0), "answer": 0.4, "filler": noise}
+    assert _ratio(spans) == (None if ratio is None else pytest.approx(ratio))
 
 
 @pytest.mark.parametrize("kind", ["softmax", "differential"])
