@@ -9,9 +9,9 @@ from typing import Any
 
 from antiphase.config import DataSettings
 from antiphase.data.packing import pack
-from antiphase.data.prepare import PreparedData, check_task, is_cache
+from antiphase.data.prepare import PreparedData, check_held_out, check_task, is_cache
 from antiphase.data.prepare import prepare as prepare_data
-from antiphase.errors import InputError
+from antiphase.errors import InputError, naming
 from antiphase.evaluations.inputs import text_content
 from antiphase.evaluations.settings import HeldOutSettings, RetrievalTextSettings, TextSettings
 from antiphase.folders.contents import is_same_content
@@ -73,6 +73,8 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
         return cut
     paths, text_field = list(asked.paths), asked.text_field
     settings = replace(settings, source="text", paths=[], validation=paths, text_field=text_field)
+    if loaded.settings is not None:
+        _tell_of_training_text(trained, paths, loaded.name, say)
     say("packing the text into tokens")
     packed = pack(
         paths,
@@ -82,6 +84,20 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
         cache=tokens_of(output),
     )
     return PreparedData(settings, loaded.tokenizer, None, packed)
+
+
+def _tell_of_training_text(trained: DataSettings, paths: list[str], name: str, say: Callable[[str], None]) -> None:
+    """Say if a text is one that the model was trained on and that is still there: its loss is no held-out loss."""
+    known = [path for path in trained.paths if Path(path).expanduser().exists()]
+    words = {"--validation": "--data", "--data": f"what {name} was trained on"}
+    try:
+        with naming(words):
+            check_held_out(known, paths)
+    except InputError as error:
+        told, is_overlap, _ = str(error).partition(": text that is trained on")
+        if not is_overlap:
+            raise
+        say(f"{told}; this measures text that was trained on")
 
 
 def _cut(data: PreparedData, settings: DataSettings, name: str) -> PreparedData:

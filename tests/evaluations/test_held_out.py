@@ -1,5 +1,7 @@
 """What a run held out is the same text at every length."""
 
+from pathlib import Path
+
 import numpy
 import pytest
 
@@ -48,3 +50,15 @@ def test_more_than_was_held_out_is_refused(tmp_path, run):
         InputError, match=r"^--length 99999 is longer than the \d+ tokens that .*run held out; shorten it"
     ):
         held_out(run[1], tmp_path, 99999)
+
+
+def test_text_that_was_trained_on_is_called_so(tmp_path, run):
+    settings, folder = run
+    (book,) = settings.data.paths
+    (tmp_path / "copy.txt").write_bytes(Path(book).read_bytes())
+    (tmp_path / "other.txt").write_text("Another text about the sea. " * 400)
+    loaded = load_model(str(folder))
+    for path, told in ((book, True), (str(tmp_path / "copy.txt"), True), (str(tmp_path / "other.txt"), False)):
+        said = []
+        data_for(loaded, TextSettings(name=str(folder), paths=[path], length=64), tmp_path / "out", said.append)
+        assert any("this measures text that was trained on" in message for message in said) is told
