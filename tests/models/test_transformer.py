@@ -467,3 +467,18 @@ def test_a_direction_cannot_be_given_to_a_call(tiny_model):
             model.set_attn_implementation(implementation)
             with pytest.raises(ValueError, match="does not support the arguments is_causal"):
                 model(ids_of(1, 5), is_causal=False)
+
+
+def test_an_eager_model_has_second_derivatives(tiny_model):
+    """As gradient penalties and influence functions need them; native norm and loss included."""
+    for kind in ("softmax", "differential", "differential_v2"):
+        model = tiny_model(kind).double()
+        model.set_attn_implementation("eager")
+        ids = ids_of(1, 4)
+        embedded = model.get_input_embeddings()(ids).detach()[:, :, :2]
+        rest = model.get_input_embeddings()(ids).detach()[:, :, 2:]
+
+        def loss(part, model=model, ids=ids, rest=rest):
+            return model(inputs_embeds=torch.cat([part, rest], dim=-1), labels=ids).loss
+
+        assert torch.autograd.gradgradcheck(loss, (embedded.requires_grad_(),))

@@ -72,11 +72,25 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 torch.library.register_autograd("antiphase::native_norm_with_derivatives", _backward, setup_context=_setup_context)
 
 
-def _refuse_backward(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError("the native norm has no second derivatives; use torch.rms_norm")
+def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.eps, ctx.factor = inputs
+    ctx.save_for_backward(*tensors)
 
 
-torch.library.register_autograd("antiphase::native_norm_backward", _refuse_backward)
+def _second_derivatives(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    """By PyTorch, from the formula of ``normalize_backward``; they are rare, so there is no kernel for them."""
+    with torch.enable_grad():
+        grad, tensor, weight = inputs = [saved.detach().requires_grad_() for saved in ctx.saved_tensors]
+        scale = torch.rsqrt(tensor.square().mean(-1, keepdim=True) + ctx.eps)
+        inner = ctx.factor * grad * weight
+        of_tensor = scale * (inner - tensor * scale.square() * (inner * tensor).mean(-1, keepdim=True))
+        of_weight = (ctx.factor * grad * tensor * scale).reshape(-1, weight.numel()).sum(0)
+    used = [(out, given) for out, given in zip((of_tensor, of_weight), grads, strict=True) if given is not None]
+    outs, given = zip(*used, strict=True)
+    return *torch.autograd.grad(outs, inputs, given, allow_unused=True), None, None
+
+
+torch.library.register_autograd("antiphase::native_norm_backward", _second_derivatives, setup_context=_setup_second)
 
 
 def exponential_lambda(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: float) -> Tensor:
