@@ -133,7 +133,9 @@ def test_converted_folders_of_other_architectures_bring_their_fields_to_training
         ours, run = tmp_path / f"ours{name[-3:]}", tmp_path / f"run{name[-3:]}"
         code, _, err = antiphase("convert", model, ours, name)
         assert code == 0, err
-        code, _, err = antiphase("train --preset continue --start-from", ours, "--data", text, "--output", run, words)
+        own = ["--set", "model.dex_steps=2"] if name.endswith("dex") else []
+        given = [*words, *own]
+        code, _, err = antiphase("train --preset continue --start-from", ours, "--data", text, "--output", run, given)
         assert code == 0, err
         losses.append(Record.load(run).values["final"]["loss"])
         after = AutoModelForCausalLM.from_pretrained(run)
