@@ -142,7 +142,7 @@ def test_a_study_does_not_go_on_with_other_text(tmp_path, tiny_preset, text_sett
 
     monkeypatch.setattr("antiphase.studies.grid.run_jobs", stopped)
     paths = text_settings().data.paths
-    preset = load_preset(str(tiny_preset), SIZES, data=paths)
+    preset = load_preset(str(tiny_preset), [*SIZES, "compare.threshold=0.75"], data=paths)
     for resume in (False, True):
         with pytest.raises(Interrupted):
             study(preset, output=tmp_path / "study", resume=resume)
