@@ -76,14 +76,14 @@ def gap_by_steps(studies: Mapping[str, Results]) -> Figure:
     for index, (label, results) in enumerate(studies.items()):
         arms, _ = results.factors
         places = lengths * 2 ** (0.08 * (index - (len(studies) - 1) / 2))
-        look = {"color": COLOURS[index], "linestyle": LINES[index]}
         for place, name in zip(places, names, strict=True):
             first, second = (results.losses[results.combinations.index((arm, name))] for arm in results.factors[arms])
             gaps = (second - first)[np.isfinite(second - first)]
             axes.plot([place] * len(gaps), gaps, MARKERS[index], color=COLOURS[index], fillstyle="none", markersize=6)
         effects = results.simple_effects(arms)
         means, low, high = (np.array([getattr(one, name) for one in effects]) for name in ("estimate", "low", "high"))
-        axes.errorbar(places, means, [means - low, high - means], capsize=4, label=label, **look)
+        axes.errorbar(places, means, [means - low, high - means], color=COLOURS[index], linestyle=LINES[index], capsize=4,
+                      label=label)  # fmt: skip
     axes.axhline(0, color="0.4", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, names)
