@@ -82,8 +82,9 @@ def gap_by_steps(studies: Mapping[str, Results]) -> Figure:
             axes.plot([place] * len(gaps), gaps, MARKERS[index], color=COLOURS[index], fillstyle="none", markersize=6)
         effects = results.simple_effects(arms)
         means, low, high = (np.array([getattr(one, name) for one in effects]) for name in ("estimate", "low", "high"))
-        axes.errorbar(places, means, [means - low, high - means], color=COLOURS[index], linestyle=LINES[index], capsize=4,
-                      label=label)  # fmt: skip
+        colour, line = COLOURS[index], LINES[index]
+        spread = [means - low, high - means]
+        axes.errorbar(places, means, spread, color=colour, linestyle=line, capsize=4, label=label)
     axes.axhline(0, color="0.4", linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, names)
