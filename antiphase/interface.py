@@ -143,8 +143,7 @@ def antiphase_mask(
 ) -> Tensor | None:
     """The mask function registered as ``antiphase``: (B, 1, 1, M) for padding, instead of N×M, if plainly causal.
 
-    Otherwise (packed sequences, custom overlays, partly filled caches) it is boolean (B, 1, N, M); also, even if
-    everything is visible, for a decoder whose configuration says that it is not causal, because its layers do not.
+    Otherwise (packed sequences, custom overlays, partly filled caches) it is boolean (B, 1, N, M).
     """
     is_plain = (
         mask_function is causal_mask_function
@@ -153,8 +152,6 @@ def antiphase_mask(
         and kv_length == q_offset + q_length
     )
     if not is_plain:
-        if getattr(kwargs.get("config"), "is_causal", None) is False:
-            kwargs["allow_is_bidirectional_skip"] = False
         return sdpa_mask(
             batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask,
             **{**kwargs, "allow_is_causal_skip": False},

@@ -1,7 +1,6 @@
 """The command line: a mistake costs one sentence, exit code 2 and nothing on disk; every help shows an example."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -372,23 +371,6 @@ def test_model_of_another_family_needs_text_and_takes_it(antiphase, refused, tmp
     assert record["config"]["data"]["sequence_length"] == 300
     (row,) = record["values"]["rows"]
     assert row["tokens"] == 4 * 299
-
-
-def test_env_names_versions(antiphase):
-    code, out, _ = antiphase("env")
-    assert code == 0
-    assert torch.__version__.partition("+")[0] in out
-    assert str(os.cpu_count()) in out
-    if not torch.cuda.is_available():
-        assert "GPU kernels  no CUDA device" in out
-
-
-def test_env_says_why_the_gpus_kernels_do_not_run(antiphase, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("antiphase.records.environment", dict)
-    for reason, said in (("they need a C compiler", "they need a C compiler"), (None, "triton")):
-        monkeypatch.setattr("antiphase.ops.api.why_no_kernels", lambda device, reason=reason: reason)
-        assert f"GPU kernels  {said}" in antiphase("env")[1]
 
 
 def test_probe_of_another_family(antiphase, refused, tmp_path, foreign_model, text):

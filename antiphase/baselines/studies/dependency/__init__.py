@@ -182,7 +182,7 @@ class Dependency(Result):
     rows: list[DistanceScore]
     runs: list[DependencyRun]
     shortcuts: list[ShortcutScore] = field(default_factory=list)
-    """None in older records."""
+    """Empty in older records."""
 
 
 RESULT = Dependency
