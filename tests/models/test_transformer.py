@@ -465,6 +465,7 @@ def test_a_direction_cannot_be_given_to_a_call(tiny_model):
         model = tiny_model(kind)
         for implementation in ("antiphase", "eager", "sdpa"):
             model.set_attn_implementation(implementation)
+            model(ids_of(1, 5), is_causal=True)
             with pytest.raises(ValueError, match="does not support the arguments is_causal"):
                 model(ids_of(1, 5), is_causal=False)
 

@@ -13,7 +13,7 @@ class ExtendSettings(TextSettings):
     """Continue training a finished run on longer sequences, with a raised RoPE base.
 
     Settings are those of MODEL's own training with a tenth of its steps, except what --set changes.
-    Example: [bold]antiphase extend runs/text --length 1024 --validation novels --output runs/one-1024[/]
+    Example: [bold]antiphase extend runs/text --length 1024 --validation novels --output runs/text-1024[/]
     """
 
     model: str = argument("MODEL", "Folder of a finished run.")

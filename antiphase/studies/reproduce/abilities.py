@@ -189,7 +189,7 @@ def has_orders(found: Found) -> str | None:
     asked = sum(task.samples for task, _ in in_orders(found.many_shot[0].result))
     if not asked:
         return "no orders were drawn"
-    if statistics.fmean(_of_pairs(mean_of_orders(found))) >= CEILING:
+    if statistics.fmean(_of_pairs(mean_of_orders(found)) or [0.0]) >= CEILING:
         return "the models are on the ceiling"
     if any(by_task(model.result) is None for model in found.many_shot):
         return "the records do not say how often answers flip between two orders"
