@@ -163,9 +163,9 @@ class AntiphaseModel(AntiphasePreTrainedModel):
             raise ValueError("exactly one of input_ids and inputs_embeds must be given")
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
         self._warn_of_length(seen, given.shape[1], position_ids)
-        if kwargs.pop("is_causal", None) is False:  # transformers passes that of the configuration, if it has one
-            refuse_unknown({"is_causal": False})
         if kwargs.get("cache") is None:  # that of continuous batching, which has more arguments and separates texts
+            if kwargs.pop("is_causal", None) is False:  # transformers passes that of the configuration, if it has one
+                refuse_unknown({"is_causal": False})
             if self.config._attn_implementation in BUILT_IN:
                 refuse_unknown(kwargs)  # transformers' functions ignore what they do not know
             check_packing(kwargs, given, position_ids, attention_mask, past_key_values)
