@@ -2,8 +2,8 @@
 
 import pytest
 
-from antiphase.studies.tune import Rate
-from antiphase.studies.tune.measure import BEFORE, best_rate, gradient_spikes
+from antiphase.studies.tune import Rate, TuneSettings
+from antiphase.studies.tune.measure import BEFORE, best_rate, gradient_spikes, plan
 
 CALM = [1.0, 1.2, 0.9] * 7
 
@@ -33,3 +33,18 @@ def test_the_primary_measure_chooses_the_rate(on_text, best):
                                                (8e-3, 0.5, 1.0, 1))
     ]  # fmt: skip
     assert best_rate("a", rates, on_text=on_text) == best
+
+
+@pytest.mark.parametrize(("validation", "said"), [([], False), (["other.txt"], True)])
+def test_choosing_on_the_validation_text_is_said(tmp_path, validation, said):
+    """A comparison that reports its loss on the same text would report what it was tuned on."""
+    for name in ("text.txt", "other.txt"):
+        (tmp_path / name).write_text(f"Words of {name}.")
+    settings = TuneSettings(
+        learning_rates=[1e-3],
+        preset="half-hour",
+        data=[str(tmp_path / "text.txt")],
+        validation=[str(tmp_path / name) for name in validation],
+    )
+    lines = plan(settings, tmp_path / "tune").announced
+    assert any("chosen on the text of --validation" in line for line in lines) == said

@@ -134,7 +134,7 @@ WIDE = ("model.hidden_size=64", "model.intermediate_size=160", "data.sequence_le
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_meshes_differ_in_fp32_as_numbers_of_threads_do(tmp_path, run, train_all, kind):
-    """At most twice as much, because several sums change at once."""
+    """At most twice as much and one rounding, because several sums change at once."""
     chosen = (*WIDE, f"model.attention_type={kind}")
     run(tmp_path / "one", *chosen)
     try:
@@ -144,9 +144,10 @@ def test_meshes_differ_in_fp32_as_numbers_of_threads_do(tmp_path, run, train_all
         torch.set_num_threads(1)
     meshes = ("shard", "context", "tensor")
     train_all(2, {tmp_path / mesh: [*chosen, f"training.mesh.{mesh}=2"] for mesh in meshes})
-    bound = max(worst(tmp_path / "one", tmp_path / f"threads-{threads}", "loss") for threads in (2, 3))
+    spread = max(worst(tmp_path / "one", tmp_path / f"threads-{threads}", "loss") for threads in (2, 3))
+    rounding = torch.finfo(torch.float32).eps / 2
     for mesh in meshes:
-        assert 0 < worst(tmp_path / "one", tmp_path / mesh, "loss") <= 2 * bound, mesh
+        assert 0 < worst(tmp_path / "one", tmp_path / mesh, "loss") <= 2 * (spread + rounding), mesh
 
 
 @pytest.mark.slow

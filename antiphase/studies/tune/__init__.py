@@ -15,7 +15,9 @@ from antiphase.studies.settings import StudySettings
 class TuneSettings(StudySettings):
     """Train both arms at every learning rate of one grid, so that neither is favoured by tuning.
 
-    Example: [bold]antiphase tune --preset demo --learning-rates 1e-3,2e-3,4e-3,8e-3 --output runs/tune[/]
+    Choose with other seeds, and on other held-out text, than those with which you compare.
+
+    Example: [bold]antiphase tune --preset demo --learning-rates 2e-3,4e-3,8e-3 --seeds 100,101 --output runs/tune[/]
     """
 
     learning_rates: Sequence[float] = flag(

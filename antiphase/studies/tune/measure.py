@@ -34,7 +34,13 @@ def plan(settings: TuneSettings, output: Path) -> Plan:
             raise InputError(f"--set {override}: every arm is trained at the rates of --learning-rates")
     preset = settings.chosen_preset()
     work = partial(tune, preset, learning_rates=settings.learning_rates, executor=executor_of(settings))
-    return Plan(work, announced=[described(preset)])
+    announced = [described(preset)]
+    if preset.run.data.validation:
+        announced.append(
+            "The rates are chosen on the text of --validation: a comparison that reports its loss on the same text "
+            "reports what it was tuned on. Without --validation, the end of the training text is held out."
+        )
+    return Plan(work, announced=announced)
 
 
 def tune(
