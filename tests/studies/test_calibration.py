@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 from antiphase.calibration import CalibrationPlan
 from antiphase.calibration.plan import fingerprint
 from antiphase.calibration.search import METHODS
+from antiphase.errors import InputError
 from antiphase.flags import flags_of
 from antiphase.folders.journal import read_lines
 from antiphase.records import Record
@@ -109,6 +110,9 @@ def test_copies_do_not_judge(antiphase, tmp_path):
     assert antiphase(f"calibrate study model {words} --only beta --output t")[0] == 0
     assert values(tmp_path / "t")["left_out"]["cr"] == copies
     assert f"judge nothing: {copies} of cr." in (tmp_path / "t" / "report.html").read_text()
+    assert antiphase(f"calibrate study model {words} --score probability --only heads --output h")[0] == 0
+    rows = values(tmp_path / "h")["heads"]["rows"]
+    assert max(row["improved"] + row["worsened"] for row in rows) == 24  # of 48 samples, each text once
 
 
 def test_a_killed_search_goes_on(antiphase, tmp_path, monkeypatch):
@@ -150,8 +154,25 @@ def test_another_search_in_the_same_folder_is_refused(antiphase, refused, tmp_pa
 
 @pytest.mark.parametrize("method", ["cached", "screen"])
 def test_methods(method, antiphase, tmp_path):
-    assert antiphase(f"{SEARCH} --method {method} --output s")[0] == 0
-    assert values(tmp_path / "s")["evaluations"] == {"cached": 8, "screen": 4}[method]
+    assert antiphase(f"{SEARCH} --method {method} --score probability --output s")[0] == 0
+    found = values(tmp_path / "s")
+    assert found["evaluations"] == {"cached": 8, "screen": 4}[method]
+    cells = read_lines(tmp_path / "s" / "cells.jsonl")
+    drawn = [head for cell in cells if "random heads" in cell["key"] for head in json.loads(cell["key"])[1]]
+    tried = {f"{layer}.{head}" for layer, head in drawn}
+    assert drawn
+    assert len(tried) == 8  # random heads are drawn from all, those that the screen did not try as well
+
+
+def test_lower_layers_cannot_run_once_for_generated_answers(calibration_model):
+    """That is said before anything is scored."""
+    sample = load_task(str(calibration_model / "task.yaml"), tokenizer_of(calibration_model)).samples[0]
+    settings = SearchSettings(name="model", tasks=["task.yaml"], method="cached")
+    open_answer = replace(sample, answers=("glad",), longest=2)
+    searching._check_method(settings, {"cr": [sample, replace(open_answer, longest=1)]})
+    searching._check_method(replace(settings, method="exhaustive"), {"cr": [open_answer]})
+    with pytest.raises(InputError, match="^--method cached cannot score the open answers of cr"):
+        searching._check_method(settings, {"cr": [sample, open_answer]})
 
 
 def test_flags_name_the_methods_and_scores_that_there_are():
@@ -208,6 +229,8 @@ def test_samples_are_known_by_what_was_asked_and_what_is_right(calibration_model
     assert hash_of_sample(sample) == hash_of_sample(replace(sample, row=7))
     turned = replace(sample, options=sample.options[::-1], target=1 - sample.target)
     assert hash_of_sample(sample) == hash_of_sample(turned)
+    in_chat = replace(sample, decode=lambda ids: f" {sample.decode(ids)}")  # labels of a chat have no space before them
+    assert hash_of_sample(sample) == hash_of_sample(in_chat)
     others = [
         replace(sample, target=1 - sample.target), replace(sample, answers=("glad",)),
         replace(sample, prompt=(*sample.prompt[:-1], 5)),

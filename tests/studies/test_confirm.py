@@ -240,9 +240,12 @@ def test_verdicts(gain, p, p_random, heads, words):
 
 
 @pytest.mark.slow
-def test_texts_that_chose_heads_do_not_judge(antiphase, tmp_path):
-    """A text that stands twice in the data falls into one part."""
-    (tmp_path / "twice.txt").write_text((tmp_path / "data.txt").read_text() * 2)
+@pytest.mark.parametrize("same", [True, False])
+def test_texts_that_chose_heads_do_not_judge(antiphase, tmp_path, same):
+    """A text that stands twice in the data falls into one part, also if it has another label each time."""
+    rows = (tmp_path / "data.txt").read_text()
+    copies = rows if same else "".join(f"{1 - int(row[0])}{row[1:]}\n" for row in rows.splitlines())
+    (tmp_path / "twice.txt").write_text(rows + copies)
     (tmp_path / "twice.yaml").write_text(yaml.safe_dump({"template": "cr", "data": "twice.txt"}))
     words = CONFIRM.replace("--task task.yaml --also shown.yaml --samples 24", "--task twice.yaml --samples 48")
     assert antiphase(f"{words.replace('--held-out 0.5', '--held-out 0.8')} --output s")[0] == 0

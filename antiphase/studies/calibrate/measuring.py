@@ -34,7 +34,7 @@ from antiphase.uncertainty.intervals import mcnemar, wilson_interval
 
 SCORES: dict[str, Score] = {"metric": score_samples, "probability": probabilities}
 """What a search may increase: the task's own metric, or the probability of the right answer."""
-CHOSEN_ON = "chosen_on_samples"
+CHOSEN_ON = "chosen_on_texts"
 """The field of a plan's scores with the hashes of the samples that chose its heads."""
 TIMED_TOKENS = 1000
 """Number of tokens by which time is estimated."""
@@ -206,12 +206,17 @@ def saved(
 
 
 def hash_of_sample(sample: Sample) -> str:
-    """Identifies a sample by its own text and the right answer, whatever examples precede it.
+    """Identifies a sample by its own text and the right answer, whatever examples precede it, in a chat or not.
 
     The other choices do not count: those of a continuation are drawn anew with every seed.
     """
+    right = sample.decode(list(sample.options[sample.target])).strip() if sample.options else ""
+    return hash_of([text_of(sample), sample.answers, right])[:16]
+
+
+def text_of(sample: Sample) -> str:
+    """The sample's own text, without examples before it."""
     parts = {name: (start, stop) for name, start, stop in sample.spans}
     start, stop = parts.get("question", (0, len(sample.prompt)))
-    right = sample.decode(list(sample.options[sample.target])) if sample.options else ""
-    text = sample.decode(list(sample.prompt[start:stop])).strip()
-    return hash_of([text, sample.answers, right])[:16]
+    text: str = sample.decode(list(sample.prompt[start:stop])).strip()
+    return text

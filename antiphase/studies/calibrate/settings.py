@@ -94,7 +94,7 @@ class ControlEffect:
     gain: float
     """Of the score that chose the heads."""
     gain_interval: list[float]
-    """95 %, a bootstrap over samples."""
+    """95 %, over samples; see ``calibration.changes.gain_interval``."""
     improved: int | None = None
     """Samples whose score rose."""
     worsened: int | None = None

@@ -58,7 +58,7 @@ class Compared(Standing):
     """The score with the plan."""
     gain: float
     gain_interval: list[float]
-    """95 %, a bootstrap over samples."""
+    """95 %, over samples; see ``calibration.changes.gain_interval``."""
     improved: int
     """Samples whose score rose."""
     worsened: int

@@ -42,6 +42,7 @@ from antiphase.studies.calibrate.measuring import (
     saved,
     spoken_time,
     standing,
+    text_of,
     tokens_of,
 )
 from antiphase.studies.registered_claims import register, registered
@@ -116,11 +117,11 @@ class _Confirmation:
             {name: tasks[name].samples for name in self.pooled}, held_out=settings.held_out, seed=settings.seed
         )
         self.search = {name: replace(tasks[name], samples=split.search[name]) for name in self.pooled}
-        known = {hash_of_sample(sample) for some in split.search.values() for sample in some}
+        known = {text_of(sample) for some in split.search.values() for sample in some}
         self.judged, self.dropped = {}, {}
         for name, task in tasks.items():
             given: Sequence[Sample] = split.held_out.get(name, task.samples)
-            fresh = unlike(given, known, hash_of_sample)
+            fresh = unlike(given, known, text_of)  # whatever their labels
             self.dropped[name] = len(given) - len(fresh)
             if self.dropped[name]:
                 say(f"{name}: {self.dropped[name]} of {len(given)} samples that judge are copies of samples that "

@@ -144,6 +144,7 @@ def verdict(primary: Mapping[str, Any], p_random: float | None, heads: int, *, a
         return f"Calibration harms: {words}."
     if p_random is None or p_random >= alpha:
         return (
-            f"The model reads better, but the choice of heads is not shown to matter, as random ones gain too: {words}."
+            f"The model reads better, but random heads are not shown to gain less, so the choice of heads is not shown "
+            f"to matter: {words}."
         )
     return f"The model reads better, and random heads gain less: {words}."

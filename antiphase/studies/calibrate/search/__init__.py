@@ -68,7 +68,7 @@ class Search(Result):
     held_out_after: float
     held_out_gain: float
     held_out_gain_interval: list[float]
-    """95 %, a bootstrap over samples."""
+    """95 %, over samples; see ``calibration.changes.gain_interval``."""
     slopes: dict[str, float] = field(default_factory=dict)
     """The slope of every head, by ``layer.head``; only for the screen."""
     heads: dict[str, list[int]]

@@ -70,6 +70,7 @@ def search(
             loaded, tasks = begin(work, settings)
             standings = _standings(loaded.model, tasks, say)
             searched = _searched(settings.name, tasks, standings, say)
+            _check_method(settings, searched)
             split = judged_split(settings, searched, say)
         known = [HeadResult(**values) for values in read_lines(heads, *HeadResult.__dataclass_fields__)]
         done = count(len(known) + 1)
@@ -94,6 +95,19 @@ def search(
         replace(plan, scores={**plan.scores, CHOSEN_ON: chosen_on}).save(output / "plan.json")
         values = {"tasks": standings, "heads_alone": plan.scores["heads"], **plan.scores, "heads": plan.heads, **judged}
         return saved(Search, values, settings, output, seconds=perf_counter() - started)
+
+
+def _check_method(settings: SearchSettings, searched: Mapping[str, Sequence[Sample]]) -> None:
+    """
+    Raises:
+        InputError: lower layers cannot run once where a sample's answer is generated token by token.
+    """
+    for name, samples in searched.items():
+        if settings.method == "cached" and any(sample.answers and sample.longest > 1 for sample in samples):
+            raise InputError(
+                f"--method cached cannot score the open answers of {name}, whose later tokens depend on earlier ones; "
+                "use --method exhaustive or screen"
+            )
 
 
 def _tell_time(settings: SearchSettings, model: PreTrainedModel, split: Split, say: Callable[[str], None]) -> None:
@@ -125,7 +139,8 @@ def _judged(
     plain = cells.evaluate("plain", model, held, nullcontext)
     rule = settings.alpha, settings.beta, settings.mode
     kept = [(layer, head) for layer, heads in plan.heads.items() for head in heads]
-    tried = [(int(layer), int(head)) for layer, _, head in (name.partition(".") for name in plan.scores["heads"])]
+    among = plan.scores.get("slopes", plan.scores["heads"])  # the screen chooses among more than it tries
+    tried = [(int(layer), int(head)) for layer, _, head in (name.partition(".") for name in among)]
     found, rows = plain, []
     for control in (Control("kept heads", kept), *controls_of(kept, tried, settings.seed)) if kept else ():
         if settings.mode == "running" and control.rule is not None:

@@ -112,7 +112,7 @@ class Effect:
     gain: float | None = None
     """None where it was ``refused``."""
     gain_interval: list[float] = field(default_factory=list)
-    """95 %, a bootstrap over samples."""
+    """95 %, over samples; see ``calibration.changes.gain_interval``."""
     improved: int | None = None
     """Samples whose score rose."""
     worsened: int | None = None

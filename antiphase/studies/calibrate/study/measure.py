@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from antiphase.calibration.apply import calibrated
 from antiphase.calibration.changes import Scores, changes_of, gain_interval, mean_of, rounding_of, sign_flips
 from antiphase.calibration.plan import CalibrationPlan
-from antiphase.calibration.search import NO_SINKS, SLOPE_COST, Head, by_layer, screened_heads, slopes_of
+from antiphase.calibration.search import NO_SINKS, SLOPE_COST, Head, by_layer, screened_heads, slopes_of, unlike
 from antiphase.calibration.variants import Rule, varied
 from antiphase.errors import InputError
 from antiphase.folders.ownership import undone_if_refused
@@ -35,13 +35,14 @@ from antiphase.studies.calibrate.measuring import (
     by_mode,
     check,
     directions,
+    hash_of_sample,
     judged_split,
     load_tasks,
     saved,
     standing,
 )
 from antiphase.studies.calibrate.study import Study, StudySettings
-from antiphase.tasks.samples import Task
+from antiphase.tasks.samples import Sample, Task
 from antiphase.tasks.task_scores import log_probabilities
 
 CELLS = "cells.jsonl"
@@ -218,8 +219,11 @@ class _Study:
         return found
 
     def heads_alone(self) -> dict[str, Any]:
-        """Each head alone, on all samples, beside what flipping the signs of the samples' changes would give."""
-        whole = {name: range(len(task.samples)) for name, task in self.tasks.items()}
+        """Each head alone, on all samples, beside what flipping the signs of the samples' changes would give.
+
+        Copies do not count: flips of several copies would be independent, and their changes are not.
+        """
+        whole = {name: _distinct(task.samples) for name, task in self.tasks.items()}
         generator = keyed_generator(self.settings.seed, "sign flips")
         rows, nulls = [], []
         for (layer, head), cell in self.alone.items():
@@ -326,6 +330,11 @@ class _Study:
                     "shots": shots,
                     **self.gain(changes),
                 }
+
+
+def _distinct(samples: Sequence[Sample]) -> list[int]:
+    """Places of the first samples of each kind."""
+    return unlike(range(len(samples)), (), lambda place: hash_of_sample(samples[place]))
 
 
 def _rank(first: Sequence[float], second: Sequence[float]) -> float | None:
