@@ -209,9 +209,8 @@ def _check_run(run: RunSettings) -> None:
         )
     _check_shares(run)
     _check_weights(data)
-    for name, listed in (("evaluation.depths", evaluation.depths), ("evaluation.needles", evaluation.needles)):
-        if len(set(listed)) != len(listed):
-            raise InputError(f"{name} must not repeat a value, got {listed}")
+    if len(set(evaluation.depths)) != len(evaluation.depths):
+        raise InputError(f"evaluation.depths must not repeat a value, got {evaluation.depths}")
     if any(not 0 <= depth <= 1 for depth in evaluation.depths) or not evaluation.depths:
         raise InputError(f"evaluation.depths must be numbers between 0 and 1, got {evaluation.depths}")
     if run.model.kind != "transformer":
@@ -268,6 +267,8 @@ def _check_shares(run: RunSettings) -> None:
     for name in ("label_share", "repeat_share"):
         if shares[name] and data.source == "synthetic":
             raise InputError(f"data.{name} needs text: give --data")
+    if data.paths and data.source == "synthetic":
+        raise InputError("data.paths cannot be used with data.source=synthetic; give --data instead")
 
 
 def _check_long_share(run: RunSettings, rows: int) -> None:

@@ -28,6 +28,10 @@ class DivergedError(ArithmeticError):
     """A loss, gradient or weights in training are not finite; nothing of that step was saved."""
 
 
+class BrokenRunError(RuntimeError):
+    """A process of a study broke; the message names its log. The others have written their checkpoints."""
+
+
 class Interrupted(Exception):  # noqa: N818 – not a failure: the work can be resumed
     """Ctrl-C or a termination signal stopped the work; finished parts are in a checkpoint."""
 
@@ -37,7 +41,7 @@ class _Short(reprlib.Repr):
 
     def __init__(self) -> None:
         super().__init__()
-        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict, self.maxset = 3, 10, 10, 10, 10
+        self.maxlevel, self.maxlist, self.maxtuple, self.maxset = 3, 10, 10, 10
         self.maxstring = self.maxother = self.maxlong = 100
 
     def repr_int(self, value: int, level: int) -> str:

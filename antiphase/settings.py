@@ -141,7 +141,9 @@ class DataSettings:
     workers: int | None = bounded(None, least=1)
     """Processes that tokenize; None means one per core. They change no token."""
     cache: str | None = None
-    """Folder for the packed tokens, shared between runs; None means inside the run's own folder."""
+    """Folder for the packed tokens, shared between runs; None means beside the run's folder, or inside a study's. A
+    study takes it only if the folder is there.
+    """
 
 
 @dataclass(kw_only=True)

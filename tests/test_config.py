@@ -103,6 +103,7 @@ def test_missing_key_is_named_in_full(preset, missing):
     ("data.paths=book.txt", r"data.paths must be a list, for example data.paths=\[1,2\]; got 'book.txt'"),
     ("evaluation.depths=[0,deep]", r"evaluation.depths\[1\] must be a number, got 'deep'"),
     ("data.paths=[[a]]", r"data.paths\[0\] must be text"),
+    ("data.paths=[a.txt]", "data.paths cannot be used with data.source=synthetic; give --data instead"),
     ("model=5", "model must be a mapping of keys to values, got 5"),
     ("compare.arms.softmax=3", "compare.arms.softmax must be a mapping, got 3"),
     ("compare.arms.softmax.training=5", "compare.arms.softmax.training must be a mapping of keys to values, got 5"),
@@ -139,7 +140,7 @@ def test_set_keeps_equal_signs_of_the_value_and_the_last_one_wins(preset):
 
 
 def test_numbers_and_lists_where_text_is_wanted(preset):
-    run = load_preset(preset(), ["description=5", "data.paths=[1,b]"]).run
+    run = load_preset(preset(), ["description=5", "data.source=text", "data.paths=[1,b]"]).run
     assert run.description == "5"
     assert run.data.paths == ["1", "b"]
 
@@ -376,7 +377,10 @@ def test_settings_come_back_from_yaml_as_they_were(
 ):
     run = RunSettings(
         description=description, model=ModelSettings(**REQUIRED["model"], rope_theta=theta),
-        data=DataSettings(sequence_length=16, paths=paths, text_field=field, needle_share=share),
+        data=DataSettings(
+            source="text" if paths else "synthetic", sequence_length=16, paths=paths, text_field=field,
+            needle_share=share,
+        ),
         training=TrainingSettings(steps=steps, learning_rate=rate, seed=seed, tensorboard=flag),
         evaluation=EvaluationSettings(depths=depths),
     )  # fmt: skip

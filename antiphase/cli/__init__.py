@@ -17,7 +17,7 @@ from antiphase.cli import (
     tools,
 )
 from antiphase.cli.groups import late_group
-from antiphase.errors import DIVERGED, DivergedError, InputError, Interrupted, is_lack_of_memory
+from antiphase.errors import DIVERGED, BrokenRunError, DivergedError, InputError, Interrupted, is_lack_of_memory
 
 COMMANDS: tuple[str | Callable[..., None], ...] = (
     "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations", "estimate",
@@ -107,6 +107,8 @@ def main() -> None:
         _fail(str(error), 2)
     except DivergedError as error:
         _fail(str(error), DIVERGED)
+    except BrokenRunError as error:
+        _fail(f"{error}; mend that, then repeat the command with --resume", 1)
     except Interrupted as error:
         _fail(f"{error}; add --resume to the same command to continue", 130)
     except OSError as error:

@@ -200,29 +200,35 @@ def check_held_out(paths: list[str], validation: list[str]) -> None:
         InputError: a validation path is, is in, or contains a training path, names the same part of a dataset, or has a
             copy of a training file.
     """
-    for held_out in validation:
+    if found := seen_text(paths, validation):
+        what, remedy = found
+        raise InputError(f"--validation {what}: text that is trained on is not held out; {remedy}")
+
+
+def seen_text(paths: list[str], held_out: list[str], *, flag: str = "--data") -> tuple[str, str] | None:
+    """What of the held-out text is training text, in words, and a remedy; None if nothing is.
+
+    Args:
+        flag: names the training text.
+    """
+    for given in held_out:
         for path in paths:
-            one, other = (Path(os.path.realpath(os.path.expanduser(given))) for given in (held_out, path))
-            if held_out == path or (one.exists() and (one.is_relative_to(other) or other.is_relative_to(one))):
-                raise InputError(
-                    f"--validation {held_out} overlaps with --data {path}: text that is trained on is not held out; "
-                    "give other text, or omit --validation to hold out a share"
+            one, other = (Path(os.path.realpath(os.path.expanduser(name))) for name in (given, path))
+            if given == path or (one.exists() and (one.is_relative_to(other) or other.is_relative_to(one))):
+                return (
+                    f"{given} overlaps with {flag} {path}",
+                    "give other text, or omit --validation to hold out a share",
                 )
-    trained = sources(paths, "--data") if paths else []
-    held_out_sources = sources(validation, "--validation") if validation else []
+    trained = sources(paths, flag) if paths else []
+    held_out_sources = sources(held_out, "--validation") if held_out else []
     datasets = [source for source in trained if isinstance(source, HubDataset)]
     for source in held_out_sources:
         if isinstance(source, HubDataset) and any(is_same_part(source, other) for other in datasets):
-            raise InputError(
-                f"--validation {source.given} is the part of the dataset that --data names: text that is trained on is "
-                "not held out; name another split"
-            )
+            return f"{source.given} is the part of the dataset that {flag} names", "name another split"
     if copies := _copies(_files(trained), _files(held_out_sources)):
         others = f" (and {len(copies) - 1} more)" if len(copies) > 1 else ""
-        raise InputError(
-            f"--validation {copies[0]}{others} is a copy of a file in --data: text that is trained on is not held out; "
-            "remove one copy of each"
-        )
+        return f"{copies[0]}{others} is a copy of a file in {flag}", "remove one copy of each"
+    return None
 
 
 def _copies(training: Iterable[Path], held_out: Iterable[Path]) -> list[Path]:

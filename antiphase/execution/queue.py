@@ -11,11 +11,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-from antiphase.errors import InputError, Interrupted
+from antiphase.errors import BrokenRunError, InputError, Interrupted
 from antiphase.execution.executor import Command, Pool, Running
 from antiphase.folders.ownership import is_in_use
 
 POLL_SECONDS = 0.5
+LONGEST = 100
+"""Characters of a broken run's last line in a message."""
 ENDED = (130, 143, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes of processes that were asked to end."""
 
@@ -63,7 +65,7 @@ def run_tasks(tasks: Sequence[Task], pool: Pool, *, stopped: str = "finished run
     Raises:
         InputError: a process refused its settings; the message is its own. Or a result cannot be used.
         Interrupted: Ctrl-C or termination; every process was asked to end and has.
-        RuntimeError: a process broke; the message names its log.
+        BrokenRunError: a process broke; the message names its log, and the others were asked to end and have.
     """
     waiting = list(tasks)
     running: dict[Task, Running] = {}
@@ -108,7 +110,7 @@ def _check_code(task: Task, code: int, log: Path) -> None:
         raise InputError(last.removeprefix("antiphase: "))
     if code in ENDED:
         raise Interrupted(f"the run {task.name} was stopped")
-    raise RuntimeError(f"the run {task.name} ended with code {code}: {last} (whole log: {log})")
+    raise BrokenRunError(f"the run {task.name} ended with code {code}: {last[:LONGEST]} (whole log: {log})")
 
 
 @contextmanager

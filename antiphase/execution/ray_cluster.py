@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphase.errors import InputError
+from antiphase.errors import BrokenRunError, InputError
 from antiphase.execution import ray_node
 from antiphase.execution.executor import Command
 from antiphase.execution.queue import ENDED
@@ -124,7 +124,7 @@ class RayProcess:
         """As ``Running.poll``.
 
         Raises:
-            RuntimeError: its nodes died again and again, or the node could not start it.
+            BrokenRunError: its nodes died again and again, or the node could not start it.
         """
         import ray
 
@@ -142,7 +142,9 @@ class RayProcess:
             code = -signal.SIGTERM
         except ray.exceptions.RayTaskError as error:
             self.code = 1  # it has ended, so that stopping the others does not raise this again
-            raise RuntimeError(f"the run {self.command.name} could not be started on its node: {error.cause}") from None
+            raise BrokenRunError(
+                f"the run {self.command.name} could not be started on its node: {error.cause}"
+            ) from None
         except ray.exceptions.RayError as error:
             self._again(type(error).__name__)
             return
@@ -156,7 +158,7 @@ class RayProcess:
             self.code = -signal.SIGTERM
         elif self.starts > RESTARTS:
             self.code = 1
-            raise RuntimeError(f"the run {self.command.name} has lost its node {self.starts} times ({why})")
+            raise BrokenRunError(f"the run {self.command.name} has lost its node {self.starts} times ({why})")
         else:
             self.pool.say(f"{self.command.name}: lost its node ({why}); it goes on elsewhere from its last checkpoint")
             self.task = self._submit()

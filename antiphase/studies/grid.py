@@ -27,6 +27,7 @@ from antiphase.records import DEQUANTIZED, Record, finite, write_atomically
 from antiphase.scoring.needles import tasks_of
 from antiphase.studies.jobs import Job, Report, run_jobs
 from antiphase.studies.runs import RunResult, run_of
+from antiphase.studies.started import check_unseen
 from antiphase.training.checkpoint import checkpoints
 from antiphase.training.run_folder import WITHOUT_EFFECT
 from antiphase.training.run_model import check_settings
@@ -35,7 +36,7 @@ from antiphase.typed import build, dotted
 SETTINGS = "compare.yaml"
 STUDY = Resumable.named("study", SETTINGS)
 MAY_CHANGE = ("run.description", "compare.processes", *(f"run.{name}" for name in WITHOUT_EFFECT))
-"""Settings that a resumed study may change: they change no result."""
+"""Settings that a resumed study may change: they change no result beyond rounding."""
 
 Change = Callable[[RunSettings], RunSettings]
 
@@ -69,9 +70,7 @@ class Grid:
         """Runs in the order in which they start: of a variant all arms of a seed, then the next seed."""
         compare, run = self.preset.compare, self.preset.run
         if run.data.source == "text":
-            given = run.data.cache
-            cache = given if given is not None and is_cache(Path(given)) else str(self.output / "tokens")
-            run = replace(run, data=replace(run.data, cache=cache))
+            run = replace(run, data=replace(run.data, cache=str(self.tokens)))
         found: dict[str, Job] = {}  # variants may share runs
         for variant in self.variants:
             varied = variant.before(run)
@@ -80,6 +79,13 @@ class Grid:
                     name = self.name(variant, arm, seed)
                     found[name] = Job(name, arm, seed, variant.after(arm_run(varied, compare, arm, seed=seed)))
         return list(found.values())
+
+    @property
+    def tokens(self) -> Path:
+        """Folder of the tokens: that of the settings if it is one, as it may not be on another machine, or its own."""
+        given = self.preset.run.data.cache
+        shared = None if given is None else Path(given).expanduser()
+        return shared if shared is not None and is_cache(shared) else self.output / "tokens"
 
     @staticmethod
     def name(variant: Variant, arm: str, seed: int) -> str:
@@ -117,7 +123,12 @@ class Grid:
                 if not path.is_file():
                     write_atomically(path, self._text().encode())
                 begin()
-                data = prepare(first.settings.data, self.output / "tokens", progress=say)
+                given = self.preset.run.data.cache
+                if given is not None and self.tokens.parent == self.output:
+                    say(
+                        f"data.cache {given} is no folder of tokens, so {self.tokens} is used; mkdir makes a shared one"
+                    )
+                data = prepare(first.settings.data, self.tokens, progress=say)
                 self._check_sizes(data)
                 check_content(self.output, data.content)
                 self._check_starts()
@@ -165,8 +176,11 @@ class Grid:
         """Store the digest of the weights that the arms start from, or check it while runs are left that need them.
 
         Raises:
-            InputError: ``training.start_from`` of an arm cannot be read, or holds other weights than at the beginning.
+            InputError: ``training.start_from`` of an arm cannot be read, holds other weights than at the beginning, or
+                was trained on text that is held out here.
         """
+        for run in {job.settings.training.start_from: job.settings for job in self.jobs}.values():
+            check_unseen(run)
         starts = {job.arm: folder for job in self.jobs if (folder := job.settings.training.start_from) is not None}
         if not starts or all(checkpoints(self.output / job.name) for job in self.jobs):
             return

@@ -40,7 +40,7 @@ def run_jobs(jobs: Sequence[Job], output: Path, *, pool: Pool, report: Report) -
         InputError: a run refused its settings; the message is its own. Or a finished run holds another model by now, or
             has read other text than the study.
         Interrupted: Ctrl-C or termination; every run has written its checkpoint.
-        RuntimeError: a run broke; the message names its log.
+        BrokenRunError: a run broke; the message names its log, and the others have written their checkpoints.
     """
     tasks = [_Training(job, jobs[0], output, report) for job in jobs]
     run_tasks(tasks, pool, stopped="every run has written a checkpoint")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from antiphase.config import Preset
 from antiphase.records import Record
+from antiphase.settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,20 @@ class Plan:
 def described(preset: Preset) -> str:
     """What is about to be trained, in words."""
     compare, run = preset.compare, preset.run
-    return (
+    words = (
         f"{' and '.join(compare.arms)}, seeds {', '.join(map(str, compare.seeds))}: "
         f"{run.training.steps:,} steps of {run.training.batch_size} × {run.data.sequence_length} tokens each"
     )
+    return "; ".join([words, *cautions(run.training)])
+
+
+def cautions(training: TrainingSettings) -> list[str]:
+    """What in the settings of a run is allowed and hardly ever meant, in words."""
+    end = training.decay_steps or training.steps
+    if training.warmup_steps < min(training.steps, end):
+        return []
+    share = training.steps / training.warmup_steps
+    return [
+        f"the learning rate only rises, to {share:.0%} of its peak, because training.warmup_steps "
+        f"({training.warmup_steps}) is not below training.steps ({training.steps}); lower it"
+    ]

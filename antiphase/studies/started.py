@@ -1,16 +1,20 @@
-"""Settings of a run that goes on from a model's folder: its sizes and its tokenizer."""
+"""Runs that go on from a model's folder: its sizes, its tokenizer, and the text that it was trained on."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
-from antiphase.config import ModelSettings
+from antiphase.config import ModelSettings, RunSettings, kept_run
+from antiphase.data.files import HUB_NAME
+from antiphase.data.prepare import seen_text
 from antiphase.errors import InputError, naming
 from antiphase.models.block_fields import ROTATED
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
+from antiphase.training.run_folder import SETTINGS
 
 OF_RUNS = ("kind", "dex_steps", "rope_theta", ROTATED)
 """Settings of a run's model that are no field of a configuration, or do not belong to the weights."""
@@ -44,3 +48,37 @@ def overrides_from(folder: str, *, flag: str) -> list[str]:
     settings = model_settings(config, flag=f"{flag} {folder}")
     settings |= {"training.start_from": folder, "data.tokenizer": folder}
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+
+
+def check_unseen(run: RunSettings) -> None:
+    """Check that the model that a run starts from was not trained on text that the run holds out.
+
+    That is known of models trained here, and of those that these started from. Files that are gone are not looked at.
+
+    Raises:
+        InputError: it was.
+    """
+    data, start = run.data, run.training.start_from
+    if data.source != "text":
+        return
+    while start is not None and (path := Path(start) / SETTINGS).is_file():
+        before = kept_run(path, flag="training.start_from")
+        trained = before.data
+        split = ("paths", "validation_share", "sequence_length", "validation")
+        is_same_split = all(getattr(trained, name) == getattr(data, name) for name in split)
+        if trained.source == "text" and not is_same_split:
+            named = "--validation" if data.validation else "--data"
+            there = [text for text in trained.paths if _is_there(text)]
+            if found := seen_text(there, data.validation or data.paths, flag=f"data.paths of {start}"):
+                share = "" if data.validation else ", and a share of it would be held out"
+                raise InputError(
+                    f"{named} {found[0]}: that model was trained on it{share}; give --validation text on which it was "
+                    "not trained"
+                )
+        start = before.training.start_from
+
+
+def _is_there(text: str) -> bool:
+    """Whether text that was trained on can be looked at: a file, a folder or the name of a Hub dataset."""
+    path = Path(text).expanduser()
+    return path.exists() or (HUB_NAME.fullmatch(text) is not None and not path.parent.is_dir())

@@ -16,6 +16,7 @@ from antiphase.records import Record
 from antiphase.scoring.division import Divide
 from antiphase.scoring.needles import first_query_accuracy
 from antiphase.scoring.perplexity import perplexity
+from antiphase.studies.started import check_unseen
 from antiphase.training.checkpoint import checkpoints
 from antiphase.training.distributed import is_first_process, is_restarted
 from antiphase.training.loop import Evaluation, Reporter, train_held
@@ -51,6 +52,7 @@ def train_run(
     with only_one(output) if is_first_process() else nullcontext():
         check_run(output, settings, resume=resume)
         check_diverged(output)
+        check_unseen(settings)
         with _undone(_beside(output)):
             data = prepare(settings.data, _beside(output), progress=say)
             check_settings(settings, data.tokenizer, begins=not checkpoints(output))

@@ -212,7 +212,8 @@ class _Run:
             None if group.mesh is None else DividedCheckpoints(output, self.model, self.optimizer, group, limit)
         )
         self.log = MetricsLog(output, step=self.progress.step) if group.is_first else None
-        self.board = _tensorboard(output) if self.training.tensorboard and group.is_first else None
+        wants_board = self.training.tensorboard and group.is_first
+        self.board = _tensorboard(output, self.progress.step) if wants_board else None
 
     def execute(self) -> Record:
         training, progress = self.training, self.progress
@@ -470,7 +471,8 @@ def run_values(model: PreTrainedModel, progress: Progress, output: Path, trainin
     }
 
 
-def _tensorboard(output: Path) -> Any:
+def _tensorboard(output: Path, step: int) -> Any:
+    """A log for TensorBoard, which forgets what it has of later steps than this one."""
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(output / "tensorboard"))
+    return SummaryWriter(str(output / "tensorboard"), purge_step=step + 1)

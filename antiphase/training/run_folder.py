@@ -26,9 +26,12 @@ TAIL = 1 << 16
 RUN = Resumable.named("run", SETTINGS)
 WITHOUT_EFFECT = (
     "training.threads", "training.mesh.replicate", "training.mesh.shard", "training.mesh.context",
-    "training.mesh.tensor", "training.hang_limit", "data.cache", "data.tokenizer", "data.workers", "description",
+    "training.mesh.tensor", "training.micro_batch_size", "training.gradient_checkpointing", "training.checkpoint_every",
+    "training.hang_limit", "data.cache", "data.tokenizer", "data.workers", "description",
 )  # fmt: skip
-"""Settings that a resumed run may change. Contents of data, tokenizer and initial weights are checked by digests."""
+"""Settings that a resumed run may change: of the results, they change the rounding at most. Contents of data, tokenizer
+and initial weights are checked by digests.
+"""
 
 
 def open_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:

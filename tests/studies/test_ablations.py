@@ -81,6 +81,18 @@ def test_rows_that_the_sizes_cannot_have_are_left_out_with_a_reason_or_refused_b
         ablation_preset(load_preset(str(tiny_preset), ["model.kind=lstm"]))
 
 
+def test_rows_take_the_settings_of_the_presets_arms(tiny_preset):
+    """Those of the model, too; what a row is about is its own."""
+    arm = "compare.arms.differential"
+    given = [f"{arm}.model.head_norm_init=0.5", f"{arm}.model.lambda_init=0.3", f"{arm}.training.learning_rate=1e-4"]
+    chosen, _ = ablation_preset(load_preset(str(tiny_preset), given), ["differential", "lambda-init-0.5"])
+    runs = {name: arm_run(chosen.run, chosen.compare, name, seed=0) for name in chosen.compare.arms}
+    for name, first in (("differential", 0.3), ("lambda-init-0.5", 0.5)):
+        assert (runs[name].model.head_norm_init, runs[name].model.lambda_init) == (0.5, first)
+        assert runs[name].training.learning_rate == 1e-4
+    assert runs["softmax"].model.head_norm_init == load_preset(str(tiny_preset)).run.model.head_norm_init
+
+
 def test_a_named_row_brings_what_it_departs_from(tiny_preset):
     chosen, _ = ablation_preset(load_preset(str(tiny_preset)), ["lambda-head"])
     assert list(chosen.compare.arms) == ["softmax", "differential", "lambda-head"]

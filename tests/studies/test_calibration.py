@@ -171,7 +171,7 @@ def test_lower_layers_cannot_run_once_for_generated_answers(calibration_model):
     open_answer = replace(sample, answers=("glad",), longest=2)
     searching._check_method(settings, {"cr": [sample, replace(open_answer, longest=1)]})
     searching._check_method(replace(settings, method="exhaustive"), {"cr": [open_answer]})
-    with pytest.raises(InputError, match="^--method cached cannot score the open answers of cr"):
+    with pytest.raises(InputError, match=r"^--method cached cannot score the open answers of cr"):
         searching._check_method(settings, {"cr": [sample, open_answer]})
 
 

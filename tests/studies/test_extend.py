@@ -125,3 +125,17 @@ def test_another_base_at_the_same_length_is_another_model(tmp_path, tiny_preset,
     changes = [f"training.start_from={trained}", "model.rope_theta=50000"]
     with pytest.raises(InputError, match="its rope_parameters is"):
         train_run(load_preset(str(tiny_preset), changes).run, tmp_path / "other", resume=False)
+
+
+def test_a_model_with_dex_is_not_annealed_anew(tmp_path, tiny_preset):
+    """The trained function is that at the end of annealing; an extension has fewer steps than that took."""
+    dex = ["model.attention_type=softmax", "model.dex_heads=[[0],[1]]", "model.dex_steps=20", "training.steps=20"]
+    train_run(load_preset(str(tiny_preset), dex).run, tmp_path / "trained", resume=False)
+    old = AutoModelForCausalLM.from_pretrained(tmp_path / "trained")
+    base = old.config.rope_parameters["rope_theta"]
+    run = extension(str(tmp_path / "trained"), length=50, rope_theta=base, overrides=["training.learning_rate=1e-12"])
+    train_run(run, tmp_path / "longer", resume=False)
+    new = AutoModelForCausalLM.from_pretrained(tmp_path / "longer")
+    ids = torch.randint(0, old.config.vocab_size, (2, 25))
+    with torch.no_grad():
+        torch.testing.assert_close(new(input_ids=ids).logits, old(input_ids=ids).logits, atol=1e-5, rtol=0)

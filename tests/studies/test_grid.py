@@ -163,5 +163,12 @@ def test_text_is_read_from_a_cache_that_is_there_or_from_the_studys_own(tmp_path
     for cache, used in ((None, None), (tokens, tokens), (tmp_path / "no", None), (other, None)):
         given = None if cache is None else str(cache)
         chosen = replace(preset, run=replace(preset.run, data=replace(data, cache=given)))
-        jobs = Grid(chosen, tmp_path / "out").jobs
+        grid = Grid(chosen, tmp_path / "out")
+        jobs, told = grid.jobs, []
+        with (
+            pytest.raises(InputError, match=r"a\.txt: there is no such file"),
+            grid.held(resume=False, say=told.append),
+        ):
+            """The text is missing."""
+        assert any("is no folder of tokens, so" in line for line in told) == (cache is not None and used is None)
         assert {job.settings.data.cache for job in jobs} == {str(used or tmp_path / "out" / "tokens")}

@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from antiphase.config import load_preset
-from antiphase.errors import DIVERGED, InputError, Interrupted
+from antiphase.errors import DIVERGED, BrokenRunError, InputError, Interrupted
 from antiphase.execution import local, queue
 from antiphase.execution.executor import Command
 from antiphase.execution.local import LocalPool, LocalProcess, gpus_for, parallel_jobs
@@ -118,7 +118,9 @@ def test_a_run_that_read_other_text_is_not_part_of_the_study(tmp_path, job, scri
 def test_broken_run_names_its_log_and_stops_the_others(tmp_path, job, scripts):
     scripts["a"], scripts["b"] = "raise OSError('no space left')", ENDLESS
     start = time.monotonic()
-    with pytest.raises(RuntimeError, match=r"run a ended with code 1: OSError: no space left \(whole log: .*a\.log\)"):
+    with pytest.raises(
+        BrokenRunError, match=r"run a ended with code 1: OSError: no space left \(whole log: .*a\.log\)"
+    ):
         run_jobs([job("a"), job("b")], tmp_path, pool=LocalPool(2, 1), report=lambda *_: None)
     assert time.monotonic() - start < 30
 

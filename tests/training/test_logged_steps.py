@@ -1,6 +1,9 @@
 """What a run really does in a step, and what it logs of it: rates, clipping, λ, gradients, the best evaluation."""
 
 import json
+import shutil
+import sys
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -10,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from antiphase.data.prepare import prepare
 from antiphase.layers.registry import attention_layers
 from antiphase.training import loop, run_model
+from antiphase.training.checkpoint import checkpoints
 from antiphase.training.loop import NextTokenLoss
 from antiphase.training.optimizer import learning_rate
 from antiphase.training.run_model import build_model
@@ -64,10 +68,28 @@ def test_what_tensorboard_gets_is_what_is_logged(tmp_path, run, monkeypatch):
         def close(self):
             """Nothing is open."""
 
-    monkeypatch.setattr(loop, "_tensorboard", lambda output: Board())
+    monkeypatch.setattr(loop, "_tensorboard", lambda output, step: Board())
     monkeypatch.setattr(run_model.importlib.util, "find_spec", lambda name: True)
     run(tmp_path / "run", "training.steps=4", "training.log_every=2", "training.tensorboard=true")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [(value, step) for name, value, step in Board.seen if name == "loss" and step]
     assert {(line["loss"], line["step"]) for line in lines if "learning_rate" in line} <= set(losses)
     assert {"learning_rate", "gradient_norm", "tokens_per_second"} <= {name for name, *_ in Board.seen}
+
+
+def test_tensorboard_forgets_what_a_resumed_run_makes_again(tmp_path, run, monkeypatch):
+    """As the log does; a run that was killed after its checkpoint had already written later steps."""
+    opened = []
+
+    def open_board(folder, purge_step):
+        opened.append(purge_step)
+        return SimpleNamespace(add_scalar=lambda *_: None)
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=open_board))
+    monkeypatch.setattr(run_model.importlib.util, "find_spec", lambda name: True)
+    chosen = ("training.steps=6", "training.checkpoint_every=3", "training.tensorboard=true")
+    run(tmp_path / "run", *chosen)
+    shutil.rmtree(checkpoints(tmp_path / "run")[0])
+    (tmp_path / "run" / "record.json").unlink()
+    run(tmp_path / "run", *chosen, resume=True)
+    assert opened == [1, 4]

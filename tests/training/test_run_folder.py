@@ -35,7 +35,7 @@ def held(tmp_path):
 
 
 def test_new_run_writes_its_settings(tmp_path, settings):
-    chosen = settings("data.paths=[a b.txt]", "training.seed=3")
+    chosen = settings("data.source=text", "data.paths=[a b.txt]", "training.seed=3")
     open_run(tmp_path / "new" / "run", chosen, resume=False)
     assert load_preset(str(tmp_path / "new" / "run" / "run.yaml")).run == chosen
     assert [path.name for path in (tmp_path / "new" / "run").iterdir()] == ["run.yaml"]
@@ -54,6 +54,15 @@ def test_folder_that_holds_nothing_may_be_used(tmp_path, settings, left_behind):
 def test_resume_on_another_machine_may_use_other_threads_and_another_cache(tmp_path, settings):
     open_run(tmp_path / "run", settings("training.threads=1"), resume=False)
     open_run(tmp_path / "run", settings("training.threads=16", "data.cache=elsewhere"), resume=True)
+
+
+def test_resume_may_save_memory_and_checkpoints(tmp_path, settings):
+    """Smaller forward passes after one that found no memory; what changes results beyond rounding is refused."""
+    open_run(tmp_path / "run", settings(), resume=False)
+    saving = ("training.micro_batch_size=1", "training.gradient_checkpointing=true", "training.checkpoint_every=3")
+    open_run(tmp_path / "run", settings(*saving), resume=True)
+    with pytest.raises(InputError, match=r"other settings \(training\.batch_size\)"):
+        open_run(tmp_path / "run", settings("training.batch_size=4", *saving), resume=True)
 
 
 def test_differing_settings_are_named_in_full(tmp_path, settings):

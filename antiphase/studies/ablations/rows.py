@@ -198,8 +198,7 @@ def _arm(preset: Preset, name: str) -> dict[str, Any]:
     changes = ABLATIONS[name].changes(preset.run.model)
     kinds = {"softmax": "softmax", "differential": "differential"}
     given = dotted(preset.compare.arms.get(kinds.get(changes["attention_type"], "differential_v2"), {}))
-    kept = {key: value for key, value in given.items() if not key.startswith("model.")}
-    return kept | {f"model.{field}": value for field, value in changes.items()}
+    return given | {f"model.{field}": value for field, value in changes.items()}
 
 
 def parameter_count(run: RunSettings) -> int:

@@ -84,6 +84,7 @@ def extension(
         "training.warmup_steps": min(trained.training.warmup_steps, trained.training.steps // SHARE_OF_STEPS // 2),
         "training.batch_size": max(1, trained.training.batch_size * trained.data.sequence_length // length),
         "training.micro_batch_size": None,
+        "model.dex_steps": 0,  # the trained function is that at the end of annealing
     }
     if trained.data.source == "text":
         changes["data.tokenizer"] = model
@@ -114,7 +115,7 @@ def _finished_run(model: str) -> tuple[AntiphaseConfig, RunSettings]:
 
 
 def _check_text(model: str, trained: RunSettings, data: Sequence[str], validation: Sequence[str]) -> None:
-    """Check that the run can read the text, and that none of the held-out text was trained on.
+    """Check that the run can read the text, and that held-out text is given; ``check_unseen`` looks at its content.
 
     Raises:
         InputError: it cannot, or no held-out text is known.

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from antiphase.errors import InputError
-from antiphase.studies.plan import Plan
+from antiphase.studies.plan import Plan, cautions
 from antiphase.studies.started import overrides_from
 from antiphase.studies.train import TrainSettings
 from antiphase.studies.training_run import train_run
@@ -19,4 +19,4 @@ def plan(settings: TrainSettings, output: Path) -> Plan:
             raise InputError(f"--set {override}: train trains one model; antiphase compare trains arms")
     start = settings.start_from
     run = settings.chosen_preset([] if start is None else overrides_from(start, flag="--start-from")).run
-    return Plan(partial(train_run, run), steps=run.training.steps)
+    return Plan(partial(train_run, run), announced=cautions(run.training), steps=run.training.steps)
