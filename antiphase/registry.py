@@ -28,8 +28,6 @@ PACKAGES = {
 """Packages of such folders, and the command that each belongs to; empty if its folders are top-level commands."""
 ALONE = ("probe",)
 """Evaluations that are top-level commands."""
-ALSO = {"budget": "reproduce"}
-"""Further kinds of records that a folder writes, with the folder's own kind."""
 
 
 @dataclass(frozen=True)
@@ -106,4 +104,4 @@ def every() -> list[Measurement]:
 
 def measurement_of(kind: str) -> Measurement | None:
     """The measurement that writes records of this kind; None if it has no folder."""
-    return next((found for found in every() if found.kind == ALSO.get(kind, kind)), None)
+    return next((found for found in every() if found.kind == kind), None)

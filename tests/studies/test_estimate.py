@@ -7,12 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from antiphase.config import load_preset
+from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record
 from antiphase.studies.estimate import EstimateSettings
 from antiphase.studies.estimate.formulas import Communication, communication, memory
 from antiphase.studies.estimate.measure import chosen_mesh, estimate, estimated, part_of, sizes_of, step_of
+from antiphase.studies.estimate.operations import forward_flops
 from antiphase.studies.estimate.presentation import SENT
 from antiphase.training.distributed import alone
 from support.counted_step import counted_step
@@ -289,6 +294,45 @@ def test_a_fleet_that_is_too_small_or_too_large_is_refused(refused):
     )
     refused("training.mesh.tensor=2 does not divide the 1 GPUs", "estimate --gpus 1 --set training.mesh.tensor=2")
     refused("recurrent network", "estimate --preset half-hour --set model.kind=lstm")
+
+
+@pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
+def test_operations_are_those_that_torch_counts(kind):
+    """With whole maps, which the eager way forms; where both maps meet the values apart, these count twice."""
+    config = AntiphaseConfig(
+        attention_type=kind, vocab_size=64, hidden_size=48, intermediate_size=80, num_hidden_layers=3,
+        num_attention_heads=8, head_dim=10,
+    )  # fmt: skip
+    model = AntiphaseForCausalLM(config).eval()
+    model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.zeros(1, 32, dtype=torch.int64))
+    assert counter.get_total_flops() == 32 * forward_flops(model, 32, causal=False)
+
+
+def test_the_papers_3b_models():
+    """3.2B parameters without embeddings in either arm, 1T tokens, 6 operations for a weight and a token."""
+    rows = {row.arm: row for row in estimated(load_preset("paper", data=["x"]), EstimateSettings(gpus=64))}
+    softmax, differential = rows["softmax"], rows["differential"]
+    assert softmax.parameters == 28 * (4 * 3072**2 + 3 * 3072 * 8192 + 2 * 3072) + 3072 + 2 * 100288 * 3072
+    assert differential.parameters - softmax.parameters == 28 * (4 * 128 + 2 * 128)
+    assert softmax.tokens == 250_000 * 1024 * 4096
+    assert softmax.flops == differential.flops
+    plain = 6 * (softmax.parameters - 100288 * 3072) * softmax.tokens
+    assert 1.0 < softmax.flops / plain < 1.15  # the rest is attention at 4,096 tokens
+
+
+def test_reproduce_at_the_papers_scale_is_an_estimate(antiphase, refused, tmp_path):
+    assert antiphase("reproduce --scale paper --devices 16 --device-flops 3e14 --output out")[0] == 0
+    record = Record.load(tmp_path / "out")
+    fleet = EstimateSettings(preset="paper", gpus=16, gpu_flops=3e14, peak_share=1.0)
+    assert record.kind == "estimate"
+    assert record.values == estimate(fleet, None).values
+    for row in record.values["rows"]:
+        assert row["days"] == pytest.approx(row["flops"] * 4 / 3 / (16 * 3e14) / 86400)
+    refused("--devices must be at least 1, got 0", "reproduce --scale paper --devices 0 --output other")
+    refused("--device-flops must be above 0", "reproduce --scale paper --device-flops 0 --output other")
+    refused("--devices 12 is no whole number of nodes of 8", "reproduce --scale paper --devices 12 --output other")
 
 
 def test_the_papers_models_on_64_gpus(tmp_path):

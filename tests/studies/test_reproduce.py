@@ -13,10 +13,10 @@ from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.html import write_report
+from antiphase.studies.estimate.measure import sizes_of
 from antiphase.studies.registered_claims import CLAIMS_FILE, Registration
 from antiphase.studies.reproduce import PARTS, ReproduceSettings, scales
 from antiphase.studies.reproduce import parts as module
-from antiphase.studies.reproduce.budget import Fleet, run_budget
 from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY
 from antiphase.studies.reproduce.judging import judge, judge_all
 from antiphase.studies.reproduce.measure import reproduce, scale_preset
@@ -171,14 +171,16 @@ def test_the_estimate_for_a_gpu_scale_counts_gpus(text, monkeypatch):
     assert 6 < told.minutes / 60 < 24  # a day on one GPU, evaluations and all
 
 
+def parameters(preset, arm):
+    model, _ = sizes_of(arm_run(preset.run, preset.compare, arm, seed=0))
+    return model.num_parameters()
+
+
 def test_the_preset_of_one_gpu_has_34_million_parameters_and_forty_million_tokens():
     preset = load_preset("reproduce-gpu", data=["corpus.txt"])
-    rows = {
-        arm: run_budget(arm, arm_run(preset.run, preset.compare, arm, seed=0), Fleet(1, 1.0))
-        for arm in ("softmax", "differential")
-    }
-    assert all(33e6 < row.parameters < 35e6 for row in rows.values())
-    assert rows["differential"].parameters - rows["softmax"].parameters < 1e4  # λ and norms of heads
+    counts = {arm: parameters(preset, arm) for arm in ("softmax", "differential")}
+    assert all(33e6 < count < 35e6 for count in counts.values())
+    assert 0 < counts["differential"] - counts["softmax"] < 1e4  # λ and norms of heads
     training, data = preset.run.training, preset.run.data
     assert training.steps * training.batch_size * data.sequence_length == pytest.approx(40e6, rel=0.01)
     assert training.attn_implementation == "antiphase_triton"
@@ -191,10 +193,10 @@ def test_medium_is_some_days_on_eight_gpus(text, monkeypatch):
     monkeypatch.setattr(scales, "choose_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     told = estimate(request.scale, request.chosen, preset, cores=16)
-    row = run_budget("differential", arm_run(preset.run, preset.compare, "differential", seed=0), Fleet(1, 1.0))
-    assert 0.3e9 < row.parameters < 0.5e9
+    count = parameters(preset, "differential")
+    assert 0.3e9 < count < 0.5e9
     # no more than 40 % of 400 TFLOP/s
-    assert 6 * row.parameters * SCALES["medium"].tokens_a_second < 0.4 * 4e14
+    assert 6 * count * SCALES["medium"].tokens_a_second < 0.4 * 4e14
     assert 1 < told.minutes / 60 / 24 < 5
 
 
@@ -203,9 +205,8 @@ def test_the_training_of_tiny_is_estimated_below_eighty_minutes(text):
     request = ReproduceSettings(scale="tiny", data=[text])
     preset = scale_preset(request)
     told = estimate(request.scale, request.chosen, preset, cores=2)
-    row = run_budget("differential", arm_run(preset.run, preset.compare, "differential", seed=0), Fleet(1, 1.0))
     assert told.minutes < 80
-    assert told.tokens / (6000 * 5e6 / row.parameters) / 60 < 80
+    assert told.tokens / (6000 * 5e6 / parameters(preset, "differential")) / 60 < 80
 
 
 def test_tiny_hides_its_facts_in_filler_and_fits_every_number_of_examples(text, tmp_path):

@@ -206,20 +206,3 @@ class Reproduction(Result):
 
 
 RESULT = Reproduction
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunBudget:
-    """What one run takes."""
-
-    arm: str
-    parameters: int
-    embedding_parameters: int
-    tokens: int
-    flops_a_token: float
-    flops: float
-    state_bytes: int
-    """Memory of weights, gradients and the optimizer."""
-    activation_bytes: int
-    """Memory of the activations of a micro-batch."""
-    days: float

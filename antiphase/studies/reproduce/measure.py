@@ -17,7 +17,7 @@ from antiphase.config import Preset, load_preset
 from antiphase.data.corpora import fingerprint
 from antiphase.data.prepare import wording
 from antiphase.data.workers import cores
-from antiphase.errors import InputError, nearest
+from antiphase.errors import InputError, naming, nearest
 from antiphase.execution.choice import executor_of
 from antiphase.folders.ownership import make_folder, only_one
 from antiphase.folders.work import BROUGHT_BACK, Resumable
@@ -25,6 +25,7 @@ from antiphase.reading.files import read_json
 from antiphase.records import Record, finite, write_atomically
 from antiphase.studies.compare import Comparison
 from antiphase.studies.estimate import EstimateSettings
+from antiphase.studies.estimate.measure import estimate as estimate_training
 from antiphase.studies.estimate.measure import estimated
 from antiphase.studies.jobs import Report
 from antiphase.studies.plan import Plan
@@ -38,7 +39,6 @@ from antiphase.studies.reproduce import (
     ReproduceSettings,
     Reproduction,
 )
-from antiphase.studies.reproduce.budget import Fleet, paper_budget
 from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY, UNJUDGED
 from antiphase.studies.reproduce.judging import judge_all
 from antiphase.studies.reproduce.parts import Work, check_own
@@ -80,7 +80,7 @@ def plan(settings: ReproduceSettings, output: Path) -> Plan:
     """
     run = partial(reproduce, settings)
     if settings.scale == PAPER:
-        return Plan(run, announced=[on_gpus("paper", settings.devices)])
+        return Plan(run)
     told = estimate(settings.scale, settings.chosen, scale_preset(settings), cores())
     is_known = told.minutes is not None
     takes = f"about {told.minutes:.0f} minutes here" if is_known else f"{settings.scale} is for a large GPU"
@@ -118,7 +118,14 @@ def reproduce(
     """
     if settings.scale == PAPER:
         settings.check()
-        return paper_budget(Fleet(settings.devices, settings.device_flops), output)
+        fleet = EstimateSettings(
+            preset=PAPER,
+            gpus=settings.devices,
+            gpu_flops=settings.device_flops,
+            peak_share=1.0,  # they are sustained
+        )
+        with naming({"--gpus": "--devices", "--gpu-flops": "--device-flops"}):
+            return estimate_training(fleet, output)
     preset = scale_preset(settings)
     check_own(settings)
     executor = executor_of(settings)

@@ -1,4 +1,4 @@
-"""Records of ``antiphase reproduce`` and of what a run takes → tables, the figure of all claims, and words."""
+"""Records of ``antiphase reproduce`` → tables, the figure of all claims, and words."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from antiphase.records import Record
 from antiphase.report.plots import STYLE
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table, format_value, table_of
-from antiphase.studies.reproduce import Judgement, Reproduction, RunBudget
-from antiphase.typed import build
+from antiphase.studies.reproduce import Judgement, Reproduction
 
 COLOURS = {
     "reproduced": "#1a7f37", "contradicted": "#b3261e", NOT_SEEN: "#b3261e", "inconclusive": "#6e7781",
@@ -114,26 +113,6 @@ def equal_loss(found: Reproduction) -> Table | None:
     return Table(title="Needed for equal loss", columns=columns, rows=rows, note=note)
 
 
-def budgets(record: Record) -> Table | None:
-    """What runs take."""
-    if record.kind != "budget":
-        return None
-    rows = [
-        [one.arm, one.parameters, one.parameters - one.embedding_parameters, f"{one.tokens:.2e}", f"{one.flops:.2e}",
-         f"{one.state_bytes / 2**30:,.0f} GiB", f"{one.activation_bytes / 2**30:,.1f} GiB", f"{one.days:,.1f}"]
-        for one in (build(RunBudget, row, strict=False) for row in record.values["rows"])
-    ]  # fmt: skip
-    columns = [Column("Arm"), Column("Parameters", "integer"), Column("Without embeddings", "integer"),
-               Column("Tokens"), Column("Operations"), Column("Weights and optimizer"),
-               Column("Activations of a micro-batch"), Column("Days")]  # fmt: skip
-    fleet = record.config["fleet"]
-    note = (
-        f"On {fleet['devices']} devices of {fleet['flops']:.1e} operations a second each. Weights, gradients "
-        "and Adam in fp32, shared out over the fleet where they are sharded; activations are a lower bound."
-    )
-    return Table(title="What it takes", columns=columns, rows=rows, note=note)
-
-
 XLABEL = "better than softmax by, in per cent of its mean\n(logarithmic beyond 10 %; bars: 95 %, dots: seeds)"
 
 
@@ -178,9 +157,6 @@ def claims_figure(record: Record) -> Figure | None:
     return figure
 
 
-BUDGET = "What a training run takes, from its settings alone; the model was built on the meta device."
-
-
 def _introduction(record: Record) -> str:
     found = Reproduction.read(record)
     trained = found.models.description if found and found.models else ""
@@ -205,8 +181,8 @@ def _parts(record: Record, output: Path) -> list[Record]:
 
 PRESENTATION = Presentation(
     further=_parts,
-    introduction=lambda record: BUDGET if record.kind == "budget" else _introduction(record),
-    tables=lambda record: [claims(record), published(record), equal_loss(record), budgets(record)],
+    introduction=_introduction,
+    tables=lambda record: [claims(record), published(record), equal_loss(record)],
     figures={
         "claims": Drawing(
             draw=claims_figure,
