@@ -103,7 +103,7 @@ def pilot(stage: Stage, calls: int, overrides: Sequence[str]) -> int:
     )
     run = preset.run
     found = plan_training(
-        pace, minutes=stage_minutes(stage), calls=calls, steps=run.training.steps,
+        pace, minutes=PAIR_MINUTES, calls=calls, steps=run.training.steps,
         step_tokens=run.training.batch_size * run.data.sequence_length, fewest=stage.sizes.fewest_pairs, arms=PAIR,
     )  # fmt: skip
     kept.save("gpu-hour-pilot", {"pace": asdict(pace), "plan": asdict(found)}, {"run": run, "calls": calls})
@@ -116,11 +116,8 @@ def pilot(stage: Stage, calls: int, overrides: Sequence[str]) -> int:
 
 TRAINING_MINUTES = 9.0
 """Minutes of a training call, for which the pilot plans."""
-
-
-def stage_minutes(stage: Stage) -> float:
-    """Minutes of such a call that remain for its pairs."""
-    return TRAINING_MINUTES - SPARE / 60
+PAIR_MINUTES = TRAINING_MINUTES - SPARE / 60
+"""Minutes of such a call that remain for its pairs."""
 
 
 def _alone(stage: Stage, preset: Preset, arm: str, steps: int) -> dict[str, float]:

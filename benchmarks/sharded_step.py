@@ -31,6 +31,7 @@ from antiphase.records import Record
 from antiphase.training.distributed import Processes, processes
 from antiphase.training.loop import NextTokenLoss
 from antiphase.training.optimizer import build_optimizer
+from antiphase.training.sharding import whole
 
 SIZES: dict[str, Any] = {
     "attention_type": "differential", "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408,
@@ -54,7 +55,7 @@ def stepper(group: Processes, training: TrainingSettings) -> Callable[[torch.Ten
         with group.accumulating(objective, is_last=True):
             loss = objective(mine, mine) / (ids[:, 1:].numel())
             (loss * group.count).backward()
-        norm = group.whole(nn.utils.clip_grad_norm_(model.parameters(), training.clip)).item()
+        norm = whole(nn.utils.clip_grad_norm_(model.parameters(), training.clip)).item()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         assert norm > 0

@@ -13,7 +13,6 @@ import antiphase
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:torchrun .*? -m |\S*python3? -m )?antiphase (.*)")
 STANDING_FOR = {"N": "2", "R": "2", "M": "2", "C": "2", "T": "2"}
 """Numbers for the letters in commands."""
 

@@ -67,9 +67,9 @@ def ratios(times: Mapping[str, list[float]], subject: str, baseline: str) -> dic
     }
 
 
-def product_rate(dtype: torch.dtype, *, rounds: int = 7, device: str = "cpu") -> float:
+def product_rate(dtype: torch.dtype, *, device: str = "cpu") -> float:
     """Measured FLOPs per second of this machine's own matrix product, the median of a few large ones."""
     size = RATE_SIZES[torch.device(device).type]
     left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    times = paired_times({"product": lambda: left @ right}, rounds=rounds, warm_up=2, device=device)["product"]
+    times = paired_times({"product": lambda: left @ right}, rounds=7, warm_up=2, device=device)["product"]
     return 2 * size**3 / statistics.median(times)

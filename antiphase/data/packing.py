@@ -18,9 +18,10 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.data.corpora import fingerprint
 from antiphase.data.files import sources
-from antiphase.data.token_files import Corpus, file_digest, write_tokens
+from antiphase.data.token_files import Corpus, write_tokens
 from antiphase.data.tokenization import end_token
 from antiphase.errors import InputError
+from antiphase.folders.contents import file_digest
 from antiphase.records import PACKAGES, environment, write_atomically
 
 FORMAT = 1

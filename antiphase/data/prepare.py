@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import filecmp
-import hashlib
-import json
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from antiphase.data.streams import Batch, Stream, SyntheticStream, TextStream
 from antiphase.data.tokenization import end_token
 from antiphase.data.vocabulary import tokenizer_for
 from antiphase.errors import InputError
+from antiphase.folders.contents import hash_of
 from antiphase.randomness import keyed_generator
 from antiphase.reading.files import reading
 
@@ -166,7 +165,7 @@ def is_cache(folder: Path) -> bool:
 def wording() -> str:
     """SHA-256 of the tasks' wording, because a model only knows the words that it was trained with."""
     words = [needle_page(), question(["Rome"]), question(["Rome", "Oslo", "Lima"]), label_page()]
-    return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+    return hash_of(words)
 
 
 def check_task(task: RetrievalTask) -> None:

@@ -21,8 +21,6 @@ from antiphase.data.tokenization import id_count
 from antiphase.errors import InputError
 from antiphase.ops.shapes import IGNORED_TARGET
 
-IGNORED_LABEL = IGNORED_TARGET
-"""Label of a token that is not predicted."""
 SPANS = ("first_token", "instruction", "answer", "other_needles", "filler", "question")
 """Parts of a prompt; each token up to the end of the first question belongs to exactly one."""
 
@@ -55,7 +53,7 @@ class RetrievalBatch:
 
     def labels(self) -> Tensor:
         """(B, L): the answers' tokens, -100 elsewhere."""
-        labels = torch.full_like(self.input_ids, IGNORED_LABEL)
+        labels = torch.full_like(self.input_ids, IGNORED_TARGET)
         rows = torch.arange(len(labels))[:, None, None].expand_as(self.answer_positions)
         real = self.answer_positions >= 0
         rows, columns = rows[real], self.answer_positions[real]
@@ -65,7 +63,7 @@ class RetrievalBatch:
     def text_labels(self) -> Tensor:
         """(B, L): all tokens except those of the instruction and the needles, which are random."""
         drawn = self.spans["instruction"] | self.spans["answer"] | self.spans["other_needles"]
-        return self.input_ids.masked_fill(drawn, IGNORED_LABEL)
+        return self.input_ids.masked_fill(drawn, IGNORED_TARGET)
 
 
 class Language(Protocol):

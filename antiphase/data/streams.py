@@ -13,8 +13,9 @@ from torch import Tensor
 from antiphase.config import SMALLEST_WEIGHT, rows_by_share
 from antiphase.data.label_mapping import LabelMapping
 from antiphase.data.packing import PackedTokens
-from antiphase.data.retrieval import IGNORED_LABEL, RetrievalTask, SymbolLanguage
+from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
 from antiphase.errors import InputError
+from antiphase.ops.shapes import IGNORED_TARGET
 from antiphase.randomness import KeyedPermutation, keyed_generator
 
 SHORTEST_PERIOD = 4
@@ -233,8 +234,8 @@ def _repeated(count: int, task: RetrievalTask, words: Tensor, generator: torch.G
     places = torch.arange(length).expand(count, -1)
     ids = torch.cat([opening.expand(count, -1), random.gather(1, places % periods)], dim=1)
     labels = ids.clone()
-    labels[:, : len(opening)] = IGNORED_LABEL
-    labels[:, len(opening) :][places < periods] = IGNORED_LABEL
+    labels[:, : len(opening)] = IGNORED_TARGET
+    labels[:, len(opening) :][places < periods] = IGNORED_TARGET
     return Batch(ids, labels)
 
 

@@ -25,6 +25,7 @@ from antiphase.data.files import Files, HubDataset
 from antiphase.data.parts import SHARD, Shard, shards_of, size_of
 from antiphase.data.pieces import pieces, unchanged_by
 from antiphase.data.workers import check_stop, cores, worker_processes
+from antiphase.folders.contents import file_digest, hash_of
 from antiphase.records import write_atomically, writing
 
 PIECE = 1 << 15
@@ -216,7 +217,7 @@ def write_shard(
 
 def _identity(shard: Shard) -> str:
     """SHA-256 of where a shard lies in its corpus; the name of its file stands for content and tokenizer."""
-    return hashlib.sha256(json.dumps([part.identity() for part in shard]).encode()).hexdigest()
+    return hash_of([part.identity() for part in shard])
 
 
 def _finished(path: Path, shard: Shard, corpus: Corpus) -> Written | None:
@@ -231,12 +232,6 @@ def _finished(path: Path, shard: Shard, corpus: Corpus) -> Written | None:
         return None
     same = cut == _identity(shard) and path.stat().st_size == tokens * corpus.kind.itemsize
     return Written(path, tokens, documents) if same and digest == file_digest(path) else None
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file of tokens."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def batches(texts: Iterable[str], backend: Tokenizer) -> Iterator[list[tuple[str, bool]]]:

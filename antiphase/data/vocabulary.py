@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -21,6 +19,7 @@ from antiphase.data.parts import SHARD, shards_of, whole_parts
 from antiphase.data.retrieval import needle_page
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.data.workers import worker_processes
+from antiphase.folders.contents import file_digest, hash_of
 from antiphase.randomness import KeyedPermutation
 from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import writing
@@ -45,7 +44,7 @@ def tokenizer_for(settings: DataSettings, cache: Path, progress: Callable[[str],
     is_sampled = size is None or size > settings.vocabulary_sample
     if is_sampled:
         what += [settings.vocabulary_sample, settings.vocabulary_seed]
-    folder = cache / f"tokenizer-{hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]}"
+    folder = cache / f"tokenizer-{hash_of(what)[:16]}"
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / f".{folder.name}.lock"):
         if not _is_unchanged(folder):
@@ -134,5 +133,4 @@ def _is_unchanged(folder: Path) -> bool:
 def _digest(folder: Path) -> str:
     """SHA-256 of the files of a tokenizer."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != DIGEST)
-    content = [[path.name, hashlib.sha256(path.read_bytes()).hexdigest()] for path in files]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return hash_of([[path.name, file_digest(path)] for path in files])

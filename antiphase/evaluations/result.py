@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -37,8 +36,7 @@ class Result:
         """
         if record.kind != cls.measurement().kind:
             return None
-        names = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # subclasses are dataclasses
-        return build(cls, {name: value for name, value in record.values.items() if name in names}, strict=False)
+        return build(cls, record.values, strict=False)
 
     @classmethod
     def of(cls, record: Record) -> Self:

@@ -5,7 +5,6 @@ A measurement's folder also stores the measurement's inputs, so that other work 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -77,7 +76,7 @@ def _checked(path: Path, place: int, line: bytes, names: tuple[str, ...]) -> dic
 
 
 def _checksum(values: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+    return hash_of(values)[:16]
 
 
 class Journal:

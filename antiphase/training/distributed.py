@@ -27,10 +27,10 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import PreTrainedModel
 
 from antiphase.config import TrainingSettings
-from antiphase.data.retrieval import IGNORED_LABEL
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
 from antiphase.layers.exchange import Exchange
-from antiphase.training.sharding import accumulate, shard, whole
+from antiphase.ops.shapes import IGNORED_TARGET
+from antiphase.training.sharding import accumulate, shard
 from antiphase.training.tensor import divide_heads
 from antiphase.training.watch import Watch, watched
 
@@ -118,7 +118,7 @@ class Processes:
         found = list(zip(mine.split(size), targets.split(size), strict=True))
         if self.mesh is not None and rows is not None:
             most = -(-len(ids) // self.shares)
-            empty = (mine[:1], torch.full_like(targets[:1], IGNORED_LABEL))
+            empty = (mine[:1], torch.full_like(targets[:1], IGNORED_TARGET))
             found += [empty] * (-(-most // rows) - len(found))
         return found
 
@@ -167,10 +167,6 @@ class Processes:
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in any process; every process gets the same answer."""
         return bool(self.sum(torch.tensor(int(flag), device=self.device)).item())
-
-    def whole(self, value: Tensor) -> Tensor:
-        """A value of which every process may hold a part, such as a norm of gradients."""
-        return whole(value)
 
     def wait(self) -> None:
         """Wait for all processes."""

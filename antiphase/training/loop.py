@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 
 from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
-from antiphase.data.retrieval import IGNORED_LABEL
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
 from antiphase.folders.contents import check_content, check_start, keep_model
 from antiphase.folders.ownership import only_one
@@ -24,6 +23,7 @@ from antiphase.layers.exchange import Exchange
 from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.ops.layer import cross_entropies
+from antiphase.ops.shapes import IGNORED_TARGET
 from antiphase.reading.models import ORIGIN, is_finite
 from antiphase.records import DEQUANTIZED, Record, finite, write_atomically, writing
 from antiphase.scoring.division import Divide
@@ -53,7 +53,7 @@ from antiphase.training.run_model import (
     layers_of,
     starting_model,
 )
-from antiphase.training.sharding import at_rest, own_part
+from antiphase.training.sharding import at_rest, own_part, whole
 from antiphase.training.stops import Stops, noted
 from antiphase.training.trained import restrict
 
@@ -162,7 +162,7 @@ class NextTokenLoss(nn.Module):
         targets = labels[:, 1:]
         further: dict[str, Any] = {}
         if self.exchange is not None:
-            targets = self.exchange.own(nn.functional.pad(targets, (0, 1), value=IGNORED_LABEL))
+            targets = self.exchange.own(nn.functional.pad(targets, (0, 1), value=IGNORED_TARGET))
             further["exchange"] = self.exchange
         chosen = targets >= 0
         logits = logits_after(self.model, input_ids, *chosen.nonzero(as_tuple=True), **further)
@@ -267,7 +267,7 @@ class _Run:
                 (loss * self.group.averaged).backward()
             total += loss.detach()
         norms = self._gradient_norms() if (step + 1) % training.log_every == 0 or step + 1 == training.steps else None
-        norm = self.group.whole(nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)).item()
+        norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), training.clip)).item()
         loss_found = self.group.total(total).item()
         values = {"loss": loss_found, "learning_rate": rate, "gradient_norm": norm, "gradient_norms": norms}
         for what, number in (("loss", loss_found), ("gradient norm", norm)):  # the same in all processes
@@ -303,9 +303,7 @@ class _Run:
         """Norm of each layer's gradient before clipping."""
         none = torch.zeros(())
         return [
-            torch.stack([self.group.whole(p.grad.float().norm()) for p in layer if p.grad is not None] or [none])
-            .norm()
-            .item()
+            torch.stack([whole(p.grad.float().norm()) for p in layer if p.grad is not None] or [none]).norm().item()
             for layer in layers_of(self.model)
         ]
 

@@ -11,7 +11,6 @@ import torch
 
 from antiphase.data.retrieval import (
     CITIES,
-    IGNORED_LABEL,
     NUMBER_DIGITS,
     SPANS,
     RetrievalTask,
@@ -20,6 +19,7 @@ from antiphase.data.retrieval import (
     distinct,
 )
 from antiphase.errors import InputError
+from antiphase.ops.shapes import IGNORED_TARGET
 from antiphase.randomness import keyed_generator
 
 KEYS, NUMBERS, FILLERS = 9, 11, 5
@@ -245,7 +245,7 @@ def test_a_depth_outside_the_haystack_is_refused(depth):
 def test_labels_are_the_answers_and_nothing_else(task):
     batch = task.sample(30, keyed_generator(15))
     labels = batch.labels()
-    counted = labels != IGNORED_LABEL
+    counted = labels != IGNORED_TARGET
     assert torch.equal(labels[counted], batch.input_ids[counted])
     for row, questions in enumerate(batch.answer_positions.tolist()):
         places = {place for question in questions for place in question if place >= 0}
@@ -266,8 +266,8 @@ def test_answers_of_unequal_length_are_filled_up_with_no_position():
     labels = batch.labels()
     for row, questions in enumerate(answers_of(batch)):
         assert all(len(answer) == 1 + (answer[0] - 2 - KEYS) % 3 for answer in questions)
-        assert int((labels[row] != IGNORED_LABEL).sum()) == sum(map(len, questions))
-        assert labels[row, -1] == IGNORED_LABEL  # position -1 is no place, not the last one
+        assert int((labels[row] != IGNORED_TARGET).sum()) == sum(map(len, questions))
+        assert labels[row, -1] == IGNORED_TARGET  # position -1 is no place, not the last one
 
 
 # ------------------------------------------------------------------------------------------ errors

@@ -17,7 +17,6 @@ from antiphase.data.packing import PackedTokens
 from antiphase.data.prepare import PreparedData, check_task, prepare, symbol_tokenizer
 from antiphase.data.retrieval import (
     CITIES,
-    IGNORED_LABEL,
     RetrievalTask,
     SymbolLanguage,
     TextLanguage,
@@ -26,6 +25,7 @@ from antiphase.data.retrieval import (
 )
 from antiphase.data.streams import SHORTEST_PERIOD, SyntheticStream, TextStream
 from antiphase.errors import InputError
+from antiphase.ops.shapes import IGNORED_TARGET
 from antiphase.randomness import KeyedPermutation, keyed_generator
 
 LENGTH = 29
@@ -79,7 +79,7 @@ def test_the_share_of_retrieval_sequences_is_kept(share, rows):
     batch = synthetic(needle_share=share).batch(0)
     assert batch.input_ids.shape == batch.labels.shape == (8, LENGTH)
     assert batch.input_ids.dtype == torch.int64
-    answers = (batch.labels != IGNORED_LABEL).sum(1)
+    answers = (batch.labels != IGNORED_TARGET).sum(1)
     assert answers[:rows].tolist() == [2] * rows
     assert (answers[rows:] > 2).all()
     mixed = text(batch_size=8, needle_share=share).batch(0)
@@ -90,12 +90,12 @@ def test_all_but_the_first_time_counts_in_a_repeated_sequence():
     """Each row has a period p: tokens come again after p, the first p are not predicted, all later ones are."""
     batch = synthetic(needle_share=0.0).batch(5)
     assert (batch.input_ids[:, 0] == SYMBOLS.opening()[0]).all()
-    periods = (batch.labels == IGNORED_LABEL).sum(1) - 1
+    periods = (batch.labels == IGNORED_TARGET).sum(1) - 1
     assert len(set(periods.tolist())) > 2  # with one for all, looking back a fixed distance would do
     for ids, labels, period in zip(batch.input_ids[:, 1:], batch.labels[:, 1:], periods.tolist(), strict=True):
         assert SHORTEST_PERIOD <= period <= (LENGTH - 1) // 2
         assert torch.equal(ids[period:], ids[:-period])
-        assert (labels[:period] == IGNORED_LABEL).all()
+        assert (labels[:period] == IGNORED_TARGET).all()
         assert torch.equal(labels[period:], ids[period:])
 
 
@@ -119,7 +119,7 @@ def test_all_of_a_text_batch_counts_but_the_needles():
     assert torch.equal(sampled.input_ids, batch.input_ids[4:])
     needles = sampled.spans["answer"] | sampled.spans["other_needles"]
     assert needles.sum(1).tolist() == [2 * TASK.needles] * 4
-    assert (retrieval[needles] == IGNORED_LABEL).all()
+    assert (retrieval[needles] == IGNORED_TARGET).all()
     assert torch.equal(retrieval[~needles], sampled.input_ids[~needles])
 
 
@@ -288,7 +288,7 @@ def test_random_tokens_of_a_text_run_start_again_after_a_period_of_their_own(sha
         assert torch.equal(batch.labels[~repeated], batch.input_ids[~repeated])
         for ids, labels in zip(batch.input_ids[repeated], batch.labels[repeated], strict=True):
             assert ids[0] == SYMBOLS.opening()[0]
-            period = int((labels == IGNORED_LABEL).sum()) - 1
+            period = int((labels == IGNORED_TARGET).sum()) - 1
             assert SHORTEST_PERIOD <= period <= LENGTH // 2
             assert torch.equal(ids[1 + period :], ids[1:-period])
             assert torch.equal(labels[1 + period :], ids[1 + period :])
@@ -364,7 +364,7 @@ def test_a_run_reads_the_shares_of_its_settings(prepared):
     special = prepared.tokenizer.all_special_ids
     assert len(stream.words) == len(prepared.tokenizer) - len(special)
     assert not set(stream.words.tolist()) & set(special)
-    assert (stream.batch(3).labels[6:] == IGNORED_LABEL).any(1).all()
+    assert (stream.batch(3).labels[6:] == IGNORED_TARGET).any(1).all()
 
 
 class OneLongValue(SymbolLanguage):

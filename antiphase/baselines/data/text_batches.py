@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from antiphase.ops.shapes import IGNORED_TARGET
 from antiphase.randomness import keyed_generator
 
 WINDOW = 20
 """Number of batches whose texts are sorted by length together: little padding, and still a random order."""
-
-IGNORED = -100
-"""Label of padding, as losses of torch and transformers expect it."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +38,9 @@ class EncodedTexts:
         return ids, mask
 
     def labels(self, rows: Sequence[int]) -> Tensor:
-        """Ids of some texts, (B, N), with ``IGNORED`` at padding."""
+        """Ids of some texts, (B, N), with ``IGNORED_TARGET`` at padding."""
         ids, mask = self.batch(rows)
-        return ids.masked_fill(mask == 0, IGNORED)
+        return ids.masked_fill(mask == 0, IGNORED_TARGET)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> EncodedTexts:

@@ -14,6 +14,7 @@ from antiphase.baselines.models.configs import SequenceToSequenceConfig
 from antiphase.baselines.models.vanilla import VanillaModel, VanillaPreTrainedModel
 from antiphase.errors import InputError
 from antiphase.models.heads import VocabularyHead
+from antiphase.ops.shapes import IGNORED_TARGET
 
 
 class SequenceToSequencePreTrainedModel(VanillaPreTrainedModel):
@@ -138,7 +139,7 @@ class SequenceToSequenceForConditionalGeneration(SequenceToSequencePreTrainedMod
                 raise ValueError("labels or decoder_input_ids must be given: the target text or its beginning")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
             if decoder_attention_mask is None:
-                decoder_attention_mask = nn.functional.pad((labels[:, :-1] != -100).long(), (1, 0), value=1)
+                decoder_attention_mask = nn.functional.pad((labels[:, :-1] != IGNORED_TARGET).long(), (1, 0), value=1)
         outputs = self.model(
             input_ids, attention_mask=attention_mask, decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask, encoder_outputs=encoder_outputs,
@@ -162,7 +163,7 @@ class SequenceToSequenceForConditionalGeneration(SequenceToSequencePreTrainedMod
         shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=self.config.bos_token_id)
         padding = self.config.pad_token_id
         assert padding is not None  # checked by the configuration
-        return shifted.masked_fill(shifted == -100, padding)
+        return shifted.masked_fill(shifted == IGNORED_TARGET, padding)
 
     @torch.no_grad()
     def alignment(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:

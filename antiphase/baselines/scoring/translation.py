@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.baselines.data.text_batches import IGNORED, EncodedTexts, sorted_batches
+from antiphase.baselines.data.text_batches import EncodedTexts, sorted_batches
 from antiphase.baselines.results import AlignmentAccuracy, SentenceScore
+from antiphase.ops.shapes import IGNORED_TARGET
 from antiphase.scoring.likelihood import finite_losses
 
 TOKENS = 1 << 13
@@ -36,7 +37,7 @@ def teacher_forced(
         ids, mask = (tensor.to(model.device) for tensor in sources.batch(rows))
         labels = targets.labels(rows).to(model.device)
         logits = model(input_ids=ids, attention_mask=mask, labels=labels).logits.float()
-        real = labels != IGNORED
+        real = labels != IGNORED_TARGET
         loss += float(finite_losses(logits[real], labels[real]).double().sum())
         known = real if unknown is None else real & (labels != unknown)
         right += int((logits.argmax(-1) == labels)[known].sum())

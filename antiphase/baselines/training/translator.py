@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.baselines.data.text_batches import IGNORED, EncodedTexts
+from antiphase.baselines.data.text_batches import EncodedTexts
 from antiphase.baselines.results import Epoch
 from antiphase.baselines.training.epochs import EpochTraining, train_epochs
+from antiphase.ops.shapes import IGNORED_TARGET
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def train_translator(
         ids, mask = (tensor.to(model.device) for tensor in sources.batch(rows))
         labels = targets.labels(rows)
         loss = model(input_ids=ids, attention_mask=mask, labels=labels.to(model.device)).loss
-        return loss, int((labels != IGNORED).sum())
+        return loss, int((labels != IGNORED_TARGET).sum())
 
     def after_epoch(epoch: int, step: int, train_loss: float) -> bool:
         found = evaluate(model)

@@ -60,7 +60,7 @@ def learning_curves(record: Record) -> Figure | None:
                 axes.plot(list(curve), list(curve.values()), color=colour, linewidth=0.9, alpha=0.45, label=label)
             shared = sorted(set.intersection(*[set(curve) for _, curve in curves])) if curves else []
             middle = [statistics.median(curve[step] for _, curve in curves) for step in shared]
-            name = f"{visible(arm)}, {'median of ' if len(curves) > 1 else ''}{_count(len(curves), 'seed')}"
+            name = f"{visible(arm)}, {'median of ' if len(curves) > 1 else ''}{_seeds(len(curves))}"
             if middle:
                 dots = MARKERS[index % len(MARKERS)] if len(middle) == 1 else None
                 axes.plot(
@@ -177,7 +177,7 @@ def lambdas(record: Record) -> Figure | None:
         for line in lines:
             axes.plot(range(len(line)), line, color=colour, linewidth=0.9, alpha=0.5, label=f"_{arm}")
         if lines and len({len(line) for line in lines}) == 1:
-            name = f"{visible(arm)}, {'median of ' if len(lines) > 1 else ''}{_count(len(lines), 'seed')}"
+            name = f"{visible(arm)}, {'median of ' if len(lines) > 1 else ''}{_seeds(len(lines))}"
             middle = numpy.median(lines, axis=0)
             axes.plot(range(len(middle)), middle, color=colour, linewidth=2.6, marker=marker, label=name)
     axes.set(title="λ after training", xlabel="layer (0 is the first)", ylabel="λ")
@@ -191,8 +191,8 @@ def _curve(run: ComparedRun, key: str) -> dict[int, float]:
     return {point.step: value for point in run.curve if (value := getattr(point, key)) is not None}
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def _seeds(number: int) -> str:
+    return f"{number} seed{'' if number == 1 else 's'}"
 
 
 def _row_numbers(picture: Picture, weights: numpy.ndarray) -> list[int]:

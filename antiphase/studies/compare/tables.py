@@ -124,12 +124,12 @@ def _loss_row(
     return [f"{name}{'; learned and not' if any(split.values()) else ''} (lower is better)", *cells]
 
 
-def median_and_range(values: Sequence[float | None], style: str, seeds: str = "seeds") -> str:
+def median_and_range(values: Sequence[float | None], style: str) -> str:
     """``81.2 % [79.0–83.1]``: median, smallest and largest; missing seeds are counted in words."""
     numbers = present(values)
     if not numbers:
         return "–"
-    missing = f" ({len(numbers)} of {len(values)} {seeds})" if len(numbers) < len(values) else ""
+    missing = f" ({len(numbers)} of {len(values)} seeds)" if len(numbers) < len(values) else ""
     if len(numbers) == 1:
         return f"{format_value(numbers[0], style)}{missing or ' (one seed)'}"
     middle = format_value(statistics.median(numbers), style)

@@ -101,9 +101,9 @@ def named(reason: str, counts: Mapping[str, tuple[int, int]]) -> str | None:
     return f"{reason}: {', '.join(shown)}" if shown else None
 
 
-def failing(series: Series, passes: Callable[[float], bool], reason: str = NO_BETTER) -> str | None:
+def failing(series: Series, passes: Callable[[float], bool]) -> str | None:
     """Arms of which some seeds do not pass, with how many."""
-    return named(reason, {
+    return named(NO_BETTER, {
         arm: (sum(value is None or not passes(value) for value in values), len(values))
         for arm, values in series.items()
     })  # fmt: skip
