@@ -55,6 +55,8 @@ class Effect:
     """Standard deviation of the contrast over seeds; NaN with fewer than two seeds."""
     detectable: float = math.nan
     """True contrast whose interval excludes zero four times in five, about; NaN likewise."""
+    p: float = math.nan
+    """Two-sided, of no contrast; NaN likewise."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,13 @@ class Results:
         over_text = by_group.var(ddof=1) / len(by_group)
         total = over_seeds + over_text
         if not total:
-            return Effect(name, estimate, estimate, estimate, seeds, 0.0, 0.0)
+            return Effect(name, estimate, estimate, estimate, seeds, 0.0, 0.0, float(estimate == 0))
         satterthwaite = total**2 / (over_seeds**2 / (seeds - 1) + over_text**2 / (len(by_group) - 1))
         margin = float(stats.t.ppf(0.975, satterthwaite) * total**0.5)
         detectable = margin + float(stats.t.ppf(0.8, satterthwaite) * total**0.5)
         spread = float(by_seed.std(ddof=1))
-        return Effect(name, estimate, estimate - margin, estimate + margin, seeds, spread, detectable)
+        p = float(2 * stats.t.sf(abs(estimate) / total**0.5, satterthwaite))
+        return Effect(name, estimate, estimate - margin, estimate + margin, seeds, spread, detectable, p)
 
     def main_effects(self) -> list[Effect]:
         """Each level compared with the first of its factor, averaged over all other factors."""

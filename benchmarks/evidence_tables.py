@@ -16,6 +16,7 @@ from evidence import Choice, best_of, count, studies
 from evidence_effects import Effect, Levels, Results, described, log_rank, results, runs_of, survivals
 
 from antiphase.studies.tune.measure import BEFORE
+from antiphase.uncertainty.seeds import holm
 
 DEPARTURES = {
     "V1": "softmax", "gated softmax": "softmax", "sink logits": "softmax", "DEX from the first step": "softmax",
@@ -141,14 +142,15 @@ def against(study: str, pairs: Mapping[str, str]) -> Rows:
     """
     known = found(study)
     parameters = {run["levels"]["arm"]: run["values"]["parameters"] for run in runs_of(study)}
-    rows = [["arm", "parameters", "held-out loss", "departs from", "difference", "95 % interval"]]
+    effects = {
+        arm: known.contrast(f"{arm} against {other}", {(arm,): 1.0, (other,): -1.0}) for arm, other in pairs.items()
+    }
+    corrected = dict(zip(effects, _holm(list(effects.values())), strict=True))
+    rows = [["arm", "parameters", "held-out loss", "departs from", "difference", "95 % interval", "p, Holm"]]
     for (arm,) in known.combinations:
         count = f"{parameters[arm]:,}" if arm in parameters else "–"
-        other = pairs.get(arm)
-        numbers = ["–", "–"]
-        if other is not None:
-            numbers = _numbers(known.contrast(f"{arm} against {other}", {(arm,): 1.0, (other,): -1.0}))
-        rows.append([arm, count, _mean_and_seeds(known, (arm,)), other or "–", *numbers])
+        numbers = [*_numbers(effects[arm]), corrected[arm]] if arm in effects else ["–"] * 3
+        rows.append([arm, count, _mean_and_seeds(known, (arm,)), pairs.get(arm, "–"), *numbers])
     return rows
 
 
@@ -194,10 +196,13 @@ def main_effects(study: str) -> Rows:
 
 
 def against_softmax(study: str) -> Rows:
-    """Every arm compared with softmax, and V1 with softmax that has a head norm too."""
+    """Every arm compared with softmax, and softmax that has a head norm too with V1 and with the middle of both."""
     known = found(study)
-    normed = known.contrast("V1 against softmax with norm", {("V1",): 1.0, ("softmax with norm",): -1.0})
-    return _effects([*known.simple_effects("arm"), normed])
+    norm = ("softmax with norm",)
+    normed = known.contrast("V1 against softmax with norm", {("V1",): 1.0, norm: -1.0})
+    middle: dict[Levels, float] = {norm: 1.0, ("softmax",): -0.5, ("V1",): -0.5}
+    half = known.contrast("softmax with norm against the mean of softmax and V1", middle)
+    return _corrected([*known.simple_effects("arm"), normed, half])
 
 
 def simple_effects(study: str, factor: str) -> Rows:
@@ -258,6 +263,19 @@ def _effects(effects: list[Effect]) -> Rows:
     if len({effect.seeds for effect in effects}) > 1:
         rows = [[*row, column] for row, column in zip(rows, ["seeds", *(str(e.seeds) for e in effects)], strict=True)]
     return rows
+
+
+def _corrected(effects: list[Effect]) -> Rows:
+    """``_effects`` with the p of each, corrected for their number by Holm's method."""
+    return [[*row, p] for row, p in zip(_effects(effects), ["p, Holm", *_holm(effects)], strict=True)]
+
+
+def _holm(effects: list[Effect]) -> list[str]:
+    known = [place for place, effect in enumerate(effects) if not math.isnan(effect.p)]
+    cells = ["–"] * len(effects)
+    for place, p in zip(known, holm([effects[place].p for place in known]), strict=True):
+        cells[place] = f"{p:.2g}"
+    return cells
 
 
 def _numbers(effect: Effect) -> list[str]:

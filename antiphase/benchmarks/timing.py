@@ -55,7 +55,7 @@ def paired_times(
 def ratios(times: Mapping[str, list[float]], subject: str, baseline: str) -> dict[str, Any]:
     """Median over rounds of subject / baseline within the round, and its quartiles. Below 1, the subject is faster."""
     paired = [a / b for a, b in zip(times[subject], times[baseline], strict=True)]
-    low, middle, high = statistics.quantiles(paired, n=4) if len(paired) > 1 else [paired[0]] * 3
+    low, middle, high = statistics.quantiles(paired, n=4, method="inclusive") if len(paired) > 1 else [paired[0]] * 3
     return {
         "subject": subject,
         "baseline": baseline,

@@ -325,7 +325,7 @@ def allocation_bars(found: Retrieval) -> Figure | None:
         if measure in ("share", "contribution"):
             axes.xaxis.set_major_formatter(PERCENT)
     patches = [Patch(**looks[arm, model], label=f"{visible(arm)}, {model}") for arm, model in series]
-    figure.legend(handles=patches, loc="outside lower center", ncols=min(len(series), 4))
+    legend_below(figure, min(len(series), 4), patches)
     return figure
 
 

@@ -179,13 +179,16 @@ def _pair(row: Row) -> str:
 
 
 def _two_digits(ratio: float | None) -> str | None:
-    return None if ratio is None else f"{ratio:.2f}"
+    """At least two digits that count: ``1.20``, ``0.95``, ``0.093``, ``0.0056``."""
+    if ratio is None:
+        return None
+    return f"{ratio:.2f}" if ratio >= 0.1 else f"{ratio:.3f}" if ratio >= 0.01 else f"{ratio:.2g}"
 
 
 def ratio_text(row: Row) -> str:
     """``0.95 [0.93–0.98]``."""
-    low, high = row["quartiles"]
-    return f"{row['ratio']:.2f} [{low:.2f}–{high:.2f}]"
+    ratio, low, high = map(_two_digits, (row["ratio"], *row["quartiles"]))
+    return f"{ratio} [{low}–{high}]"
 
 
 def relative_seconds(record: Record) -> dict[tuple[str, str], dict[int, dict[str, float]]]:
@@ -279,12 +282,9 @@ def relative_times(record: Record) -> Figure | None:
 
 
 def _alternative(record: Record) -> str:
-    parts = [
-        f"{row['task']}, {row['dtype']}, {row['length']:,} tokens: {row['subject']} takes {row['ratio']:.2f} times as "
-        f"long as {row['baseline']}"
-        for row in record.values["rows"]
-    ]
-    return f"Bars. {'; '.join(parts)}."
+    ratios = [row["ratio"] for row in record.values["rows"]]
+    span = f", from {_two_digits(min(ratios))} to {_two_digits(max(ratios))}" if ratios else ""
+    return f"Bars: times relative to the baseline by number of tokens{span}; the table beside it has all numbers."
 
 
 TIMES = {

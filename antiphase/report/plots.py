@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -64,14 +65,27 @@ def mark_levels(axes: Axes, levels: dict[str, float | None]) -> None:
         )  # fmt: skip
 
 
-def legend_below(figure: Figure, columns: int) -> None:
-    """One legend for all panels, each name once."""
-    named: dict[str, Any] = {}
-    for axes in figure.axes:
+def legend_below(figure: Figure, columns: int, handles: Sequence[Any] = (), **how: Any) -> None:
+    """One legend for all panels, each name once, in fewer columns where the figure is too narrow for so many.
+
+    Args:
+        handles: what is named, if not all that the panels name.
+        how: further arguments of matplotlib's ``Figure.legend``.
+    """
+    named = {handle.get_label(): handle for handle in handles}
+    for axes in () if handles else figure.axes:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             named.setdefault(label, handle)
-    if named:
-        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns, handlelength=3)
+    if not named:
+        return
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    for count in range(columns, 0, -1):
+        legend = figure.legend(
+            named.values(), named.keys(), loc="outside lower center", ncols=count, **{"handlelength": 3, **how}
+        )
+        if count == 1 or legend.get_window_extent(renderer).width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def signed_power(numbers: Any, power: float) -> Any:

@@ -70,14 +70,19 @@ def format_value(value: Any, style: str = "number") -> str:
     if isinstance(value, str) or style == "text":
         return str(value)
     if style == "percent":
-        return f"{100 * value:.1f} %"
+        return f"{_without_signed_zero(f'{100 * value:.1f}')} %"
     if style == "loss":
-        return f"{value:.3f}"
+        return _without_signed_zero(f"{value:.3f}")
     if style == "signed":
         return f"{value:+.3f}"
     if isinstance(value, int) or style == "integer":
         return f"{round(value):,}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _without_signed_zero(text: str) -> str:
+    """A rounded number that is zero has no sign."""
+    return text.removeprefix("-") if float(text) == 0 else text
 
 
 def present(values: Iterable[float | None]) -> list[float]:

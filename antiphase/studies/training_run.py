@@ -19,7 +19,7 @@ from antiphase.scoring.perplexity import perplexity
 from antiphase.studies.started import check_unseen
 from antiphase.training.checkpoint import checkpoints
 from antiphase.training.distributed import is_first_process, is_restarted
-from antiphase.training.loop import Evaluation, Reporter, train_held
+from antiphase.training.loop import Evaluation, Reporter, train
 from antiphase.training.run_folder import check_diverged, check_run
 from antiphase.training.run_model import LanguageModel, check_settings
 
@@ -57,7 +57,7 @@ def train_run(
             data = prepare(settings.data, _beside(output), progress=say)
             check_settings(settings, data.tokenizer, begins=not checkpoints(output))
         evaluations = curve_evaluations(settings, data)
-        return train_held(settings, data, output, evaluations=evaluations, resume=resume, report=report, say=say)
+        return train(settings, data, output, evaluations=evaluations, resume=resume, report=report, say=say)
 
 
 def _beside(output: Path) -> Path:

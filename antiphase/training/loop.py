@@ -18,7 +18,6 @@ from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
 from antiphase.folders.contents import check_content, check_start, keep_model
-from antiphase.folders.ownership import only_one
 from antiphase.layers.exchange import Exchange
 from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint
@@ -30,7 +29,7 @@ from antiphase.scoring.division import Divide
 from antiphase.scoring.likelihood import logits_after
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from antiphase.training.device import autocast_dtype, choose_device
-from antiphase.training.distributed import Processes, is_first_process, is_restarted, processes
+from antiphase.training.distributed import Processes, is_restarted, processes
 from antiphase.training.divided_checkpoint import DividedCheckpoints
 from antiphase.training.divided_files import export
 from antiphase.training.optimizer import build_optimizer, learning_rate
@@ -38,7 +37,6 @@ from antiphase.training.run_folder import (
     CURVE,
     MetricsLog,
     check_diverged,
-    check_run,
     diverged_message,
     last_metrics,
     open_run,
@@ -90,7 +88,7 @@ def train(
     Args:
         settings: settings of the run, including the seed.
         data: data that the caller prepared from the same settings.
-        output: a new folder or, with ``resume``, the folder of this run.
+        output: a new folder or, with ``resume``, the folder of this run. The caller holds it (``only_one``).
         evaluations: called every ``training.evaluate_every`` steps and at the end; their numbers form the curve.
         resume: continue from the last checkpoint.
         report: called at every logged step.
@@ -105,24 +103,6 @@ def train(
             record gives the step; the last checkpoint is kept.
         Interrupted: a signal stopped the run; ``resume`` continues it.
     """
-    resume = resume or is_restarted()
-    if is_first_process():
-        check_run(output, settings, resume=resume)  # do not create a lock file in an unrelated folder
-    with only_one(output) if is_first_process() else nullcontext():
-        return train_held(settings, data, output, evaluations=evaluations, resume=resume, report=report, say=say)
-
-
-def train_held(
-    settings: RunSettings,
-    data: PreparedData,
-    output: Path,
-    *,
-    evaluations: Mapping[str, Evaluation],
-    resume: bool = False,
-    report: Reporter = lambda step, values: None,
-    say: Callable[[str], None] = lambda message: None,
-) -> Record:
-    """Like ``train``, for a caller that already holds ``output`` (``only_one``)."""
     training = settings.training
     begins = not checkpoints(output)
     check_settings(settings, data.tokenizer, begins=begins)

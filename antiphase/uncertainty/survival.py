@@ -21,11 +21,10 @@ def survival(passed: Sequence[int | None], until: int) -> dict[str, Any]:
         passed: step of the event for each seed; None if it did not happen within ``until`` steps, when all runs ended.
 
     Returns:
-        ``passed`` and ``seeds`` (counts), ``until``, and ``median``, the Kaplan–Meier median, None if half of the seeds
-        never passed. Since all runs are censored at the same step, it is the median with censored runs counted as
-        latest.
+        ``passed`` and ``seeds`` (counts), ``until``, and ``median``, the Kaplan–Meier median: the first step by which
+        half of the seeds had passed; None if more than half never did.
     """
-    middle = statistics.median(math.inf if step is None else step for step in passed)
+    middle = statistics.median_low(math.inf if step is None else step for step in passed)
     return {
         "passed": sum(step is not None for step in passed),
         "seeds": len(passed),

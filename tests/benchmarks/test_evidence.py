@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -301,8 +302,8 @@ def test_effects_of_chosen_pairs_and_their_change(monkeypatch):
     runs = [{**run, "levels": {"arm": "/".join(run["levels"].values())}} for run in runs]
     tables_of(monkeypatch, {"s": {"factors": {"arm": list(dict.fromkeys(run["levels"]["arm"] for run in runs))}}}, runs)
     rows = tables.against("s", {"V1/600": "softmax/600"})
-    assert rows[1] == ["softmax/600", "7", "4.000 [4.000, 4.000]", "–", "–", "–"]
-    assert rows[4] == ["V1/600", "7", "3.500 [3.500, 3.500]", "softmax/600", "-0.500", "-0.500 to -0.500"]
+    assert rows[1] == ["softmax/600", "7", "4.000 [4.000, 4.000]", "–", "–", "–", "–"]
+    assert rows[4] == ["V1/600", "7", "3.500 [3.500, 3.500]", "softmax/600", "-0.500", "-0.500 to -0.500", "0"]
 
 
 def test_a_difference_that_is_detectable_is_seen_four_times_in_five():
@@ -407,3 +408,15 @@ def test_rivals_have_the_parameters_of_what_they_depart_from():
     for name, other in departures.items():
         difference = parameter_count(runs[name]) - parameter_count(runs[other])
         assert abs(difference) < of_mlp_channel * 1.5, name
+
+
+def test_p_of_an_effect_is_that_of_students_test_and_corrected_by_holms_method(monkeypatch):
+    """Without noise of the text it is the paired t test; the interval excludes zero exactly where p is below 5 %."""
+    runs = made(lambda levels: 4.0, seed_noise=0.1, generator=np.random.default_rng(5))
+    found = effects.results(runs, FACTORS)
+    for effect in (*found.main_effects(), *found.interactions(), *found.simple_effects("attention")):
+        error = (effect.high - effect.low) / 2 / stats.t.ppf(0.975, 2)
+        assert effect.p == pytest.approx(2 * stats.t.sf(abs(effect.estimate) / error, 2), rel=1e-6)
+        assert (effect.p < 0.05) == (effect.low > 0 or effect.high < 0)
+    listed = [effects.Effect("a", 0.0, 0.0, 0.0, 3, p=p) for p in (0.01, math.nan, 0.04, 0.03)]
+    assert [row[-1] for row in tables._corrected(listed)] == ["p, Holm", "0.03", "–", "0.06", "0.06"]

@@ -11,7 +11,7 @@ import antiphase
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.evaluations.harness import PAPER_TASKS, HarnessSettings, MeasuredTask, measure
-from antiphase.evaluations.harness.presentation import PUBLISHED_MODELS, PUBLISHED_PAIR, SEVEN
+from antiphase.evaluations.harness.presentation import PUBLISHED_MODELS, PUBLISHED_PAIR, SEVEN, scores_by_task
 from antiphase.evaluations.running import evaluate
 from antiphase.records import Record, finite
 from antiphase.report.html import write_report
@@ -234,3 +234,20 @@ def test_the_papers_numbers_stand_beside_its_tasks(folder):
         row["shots"] = 3
     (table,) = main_tables(record)
     assert len(table.columns) == 5  # nothing published
+
+
+def test_a_perplexity_is_no_share_and_part_of_no_average():
+    def row(task, metric, value):
+        return {
+            "model": "m", "task": task, "version": 1.0, "shots": 0, "samples": 9, "cut": 0.0, "metric": metric,
+            "metrics": {metric: {"value": value, "stderr": 0.1, "interval": None}}, "guess_rate": None,
+            "constant_rate": None, "difference": None,
+        }  # fmt: skip
+
+    rows = [row("a", "acc", 0.5), row("b", "word_perplexity", 23.4), row("c", "exact_match (strict)", 0.25)]
+    record = Record(kind="evaluate-harness", values={"models": ["m"], "lm_eval": "0", "rows": rows})
+    (table,) = main_tables(record)
+    assert [line[2] for line in table.text()] == ["50.0 %", "23.4", "25.0 %", "37.5 %"]
+    assert "The average is over shares alone. Other measures: word_perplexity of b" in table.note
+    figure = scores_by_task(record)
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["a", "c"]

@@ -4,7 +4,9 @@ import pytest
 
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
+from antiphase.evaluations.many_shot import AtShots, TaskShots
 from antiphase.evaluations.many_shot import measure as module
+from antiphase.evaluations.many_shot.presentation import _mean_task
 from antiphase.evaluations.running import evaluate, settings_of
 from antiphase.records import Record
 from antiphase.report.html import write_report
@@ -72,3 +74,16 @@ def test_tasks_of_one_template_and_two_names(folder):
     (folder / "two.yaml").write_text("template: cr\nname: cr-2\ndata: rows.all\n")
     record = evaluate(request(tasks=["one.yaml", "two.yaml"], shots=[1]), folder / "out")
     assert list(record.values["tasks"]) == ["cr", "cr-2"]
+
+
+def test_the_mean_of_many_tasks_is_over_all_of_them_at_each_number_of_examples():
+    """One that lacks a number is no reason to mix numbers; a number that some tasks lack has no mean."""
+
+    def task(shots):
+        return TaskShots(
+            samples=9, guess_rate=0.5, majority_rate=0.5,
+            rows=[AtShots(shots=count, accuracy=count / 20, interval=[0.0, 1.0], tokens=9) for count in shots],
+        )  # fmt: skip
+
+    found = _mean_task([task((16, 4, 1)), task((4, 1)), task((1, 4, 16))])
+    assert [(row.shots, row.accuracy) for row in found.rows] == [(1, pytest.approx(0.05)), (4, pytest.approx(0.2))]

@@ -9,6 +9,8 @@ import warnings
 
 import numpy
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from antiphase.evaluations import retrieval_shown
 from antiphase.records import Record
@@ -208,3 +210,17 @@ def test_what_killed_writers_leave_of_pages_and_figures_is_removed(comparison, t
         write(tmp_path / name)
         assert not gone.exists()
         assert all(path.exists() for path in kept)
+
+
+@pytest.mark.parametrize("letters", [3, 30, 90])
+def test_a_legend_is_no_wider_than_its_figure_if_one_column_is_not(letters):
+    figure = Figure(figsize=(5.2, 3), layout="constrained")
+    axes = figure.subplots()
+    for name in "abcde":
+        axes.plot([0, 1], label=name * letters)
+    plots.legend_below(figure, 3)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [name * letters for name in "abcde"]
+    width = legend.get_window_extent(FigureCanvasAgg(figure).get_renderer()).width
+    assert width <= figure.bbox.width or legend._ncols == 1
+    assert legend._ncols == {3: 3, 30: 1, 90: 1}[letters]

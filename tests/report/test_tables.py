@@ -70,7 +70,7 @@ def test_headline_reads_the_grid_at_the_training_number_of_needles(grid_comparis
         ([100, 300, 200], "200 [100–300], 3 of 3 seeds"),
         ([100, None, 200], "200 [100–never], 2 of 3 seeds"),
         ([None, None, 200], "never [200–never], 1 of 3 seeds"),
-        ([100, None], "never [100–never], 1 of 2 seeds"),
+        ([100, None], "100 [100–never], 1 of 2 seeds"),
         ([None, None], "never, 0 of 2 seeds"),
         ([150], "150 (one seed)"),
         ([None], "never (one seed)"),

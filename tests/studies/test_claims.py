@@ -1,14 +1,17 @@
 """Claims against records of systems without the ability: none of them may be called reproduced."""
 
+from dataclasses import replace
+
 import numpy
 import pytest
 
 from antiphase.outcomes import NOT_SEEN
 from antiphase.records import Record
 from antiphase.studies.registered_claims import Registration
+from antiphase.studies.reproduce.claim_samples import downstream_samples
 from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY
 from antiphase.studies.reproduce.judging import judge, judge_all
-from antiphase.studies.reproduce.readings import Floor, Found
+from antiphase.studies.reproduce.readings import Floor, Found, without_reading
 
 ARMS = ("softmax", "differential")
 SEEDS = range(5)
@@ -284,6 +287,21 @@ def test_downstream_tasks_have_the_floor_of_who_does_not_read():
     assert row.floor == pytest.approx((0.4 + 0) / 2)
     constant = judged("Downstream", "harness", downstream((0.4, 0.41), constant=0.8))
     assert constant.verdict == "not testable"
+
+
+def test_a_task_with_more_examples_has_the_same_rows():
+    """Twice the numbers of examples leave the error of the mean and the answers of the floor as they were."""
+    once = downstream((0.5, 0.6))
+    for record in once:
+        for row in record.values["rows"]:
+            row["samples"] = 200
+    twice = [replace(record, values={**record.values, "rows": [
+        {**row, "shots": shots} for row in record.values["rows"] for shots in (0, 5)
+    ]}) for record in once]  # fmt: skip
+    one, two = (Found.of({"harness": records}) for records in (once, twice))
+    for arm in ARMS:
+        assert downstream_samples(two)[arm].variances == pytest.approx(downstream_samples(one)[arm].variances)
+    assert without_reading(two) == without_reading(one)
 
 
 def test_the_name_of_the_output_folder_is_no_arm():

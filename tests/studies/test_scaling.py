@@ -11,7 +11,7 @@ from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report import figures, summary
 from antiphase.studies.scaling import ScaledRun, Scaling
-from antiphase.studies.scaling.measure import ladder_of, resized, scaling, shortened
+from antiphase.studies.scaling.measure import _law, ladder_of, resized, scaling, shortened
 from antiphase.studies.scaling.presentation import loss_laws, losses
 from antiphase.training.optimizer import learning_rate
 from support.records import values as values_of
@@ -124,3 +124,12 @@ def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, 
     assert "add --resume" in capsys.readouterr().err
     assert run("--resume") == 0
     assert values_of(tmp_path / "s") == values
+
+
+def test_a_floor_at_its_bound_has_no_interval():
+    """Every seed's law ends at 0 there, so the spread of the laws is not that of the losses."""
+    straight = {x: [10 * x**-0.1 * (1 + 0.01 * seed) for seed in range(3)] for x in (1e5, 3e5, 1e6, 3e6)}
+    assert _law(straight).intervals == {"floor": None, "exponent": None}
+    bent = {x: [2 + 0.05 * seed + 10 * x**-0.2 for seed in range(3)] for x in (1e5, 3e5, 1e6, 3e6)}
+    low, high = _law(bent).intervals["floor"]
+    assert low < 2.05 < high

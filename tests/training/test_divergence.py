@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from antiphase.data.prepare import prepare
 from antiphase.errors import DivergedError, InputError, NonFiniteError
+from antiphase.folders.ownership import only_one
 from antiphase.records import Record
 from antiphase.studies.training_run import train_run
 from antiphase.training import loop
@@ -130,6 +131,8 @@ def test_a_held_out_loss_that_is_not_finite_is_a_divergence(tmp_path, settings, 
 def test_a_run_that_diverged_is_not_continued(tmp_path, run, settings, monkeypatch):
     with pytest.raises(DivergedError):
         run(tmp_path / "run", TOO_FAST, "training.checkpoint_every=1")
+    with only_one(tmp_path / "run"):  # leaves a lock file, as train_run does
+        pass
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
 
     def step(*arguments):

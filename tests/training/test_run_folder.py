@@ -10,6 +10,7 @@ import pytest
 from antiphase.config import load_preset, to_yaml
 from antiphase.errors import InputError
 from antiphase.folders.ownership import is_in_use, only_one, undone_if_refused
+from antiphase.studies.training_run import train_run
 from antiphase.training import run_folder
 from antiphase.training.run_folder import MetricsLog, check_run, last_metrics, open_run, read_metrics
 
@@ -81,10 +82,10 @@ def test_run_that_another_process_holds_is_refused(held, settings):
         pytest.fail("held twice")
 
 
-def test_training_in_a_held_folder_is_refused_and_changes_nothing(held, run, settings):
+def test_training_in_a_held_folder_is_refused_and_changes_nothing(held, settings):
     (held / "run.yaml").write_text(to_yaml(settings()))
     with pytest.raises(InputError, match="is in use by another process"):
-        run(held, resume=True)
+        train_run(settings(), held, resume=True)
     assert {path.name for path in held.iterdir()} == {"run.yaml", ".lock"}
 
 

@@ -11,8 +11,9 @@ from antiphase.uncertainty.survival import log_rank, survival
 def test_a_seed_that_never_passed_is_later_than_all():
     assert survival([100, None, 300], 500) == {"passed": 2, "seeds": 3, "median": 300, "until": 500}
     assert survival([None, None, 300], 500)["median"] is None
-    assert survival([100, None], 500)["median"] is None
-    assert survival([100, 200], 500)["median"] == 150
+    assert survival([None, None, 100, 300], 500)["median"] == 300  # half have passed by then
+    assert survival([100, 200], 500)["median"] == 100
+    assert survival([None, None, None, 300], 500)["median"] is None
 
 
 def test_log_rank_of_few_seeds_equals_a_calculation_by_hand():

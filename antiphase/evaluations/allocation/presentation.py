@@ -12,7 +12,7 @@ from antiphase.evaluations.allocation import Allocation
 from antiphase.evaluations.retrieval_results import MapAllocation
 from antiphase.evaluations.retrieval_shown import Retrieval, allocation_drawing, state
 from antiphase.records import Record
-from antiphase.report.plots import COLOURS, PERCENT, STYLE, visible
+from antiphase.report.plots import COLOURS, PERCENT, STYLE, legend_below, visible
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table, depth_text, format_value, present
 
@@ -82,6 +82,8 @@ def share_by_depth(found: Allocation) -> Figure | None:
             for trained in (True, False):
                 own = {depth: row for depth, row in rows if (row.arm, row.trained) == (arm, trained)}
                 points = [(depth, row.on(name, "share")) for depth, row in sorted(own.items())]
+                if not points:
+                    continue
                 axes.plot(
                     *zip(*points, strict=True), "o-" if trained else "o--", color=COLOURS[index % len(COLOURS)],
                     markerfacecolor=None if trained else "white",
@@ -91,8 +93,7 @@ def share_by_depth(found: Allocation) -> Figure | None:
         axes.set_ylim(bottom=0)
         axes.set_xticks(sorted({depth for depth, _ in rows}))
         axes.yaxis.set_major_formatter(PERCENT)
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), fontsize=9)
+    legend_below(figure, 4, fontsize=9)
     return figure
 
 

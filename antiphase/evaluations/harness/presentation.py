@@ -11,13 +11,15 @@ from antiphase.evaluations.harness import Difference, Harness
 from antiphase.records import Record
 from antiphase.report.plots import COLOURS, MARKERS, PERCENT, STYLE, visible
 from antiphase.report.presentation import Drawing, Presentation
-from antiphase.report.tables import Column, Table, interval_text
+from antiphase.report.tables import Column, Table, format_value, interval_text
 
 SEVEN = {
     "arc_challenge": "ARC-C", "arc_easy": "ARC-E", "boolq": "BoolQ", "hellaswag": "HellaSwag", "openbookqa": "OBQA",
     "piqa": "PIQA", "winogrande": "WinoGrande",
 }  # fmt: skip
 """The paper's tasks by their names in lm-eval, in the order of its tables."""
+SHARES = ("acc", "acc_norm", "exact_match", "f1")
+"""Measures of lm-eval that are shares, which per cent and averages are for; others are perplexities, for example."""
 PAIR = ("Transformer-3B", "DIFF-3B")
 PUBLISHED_PAIR: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {
     0: ((32.2, 66.8, 62.9, 63.4, 26.2, 74.5, 61.6), (33.0, 68.3, 60.1, 66.2, 27.6, 75.5, 62.7)),
@@ -36,6 +38,11 @@ def published(numbers: tuple[float, ...], tasks: list[str]) -> list[float | None
     """The paper's accuracies on these tasks, as shares."""
     known = dict(zip(SEVEN, numbers, strict=True))
     return [known[task] / 100 if task in known else None for task in tasks]
+
+
+def is_share(metric: str | None) -> bool:
+    """Whether a task's main measure, such as ``exact_match (strict)``, is a share."""
+    return metric is not None and metric.partition(" ")[0] in SHARES
 
 
 def downstream(record: Record) -> Table | None:
@@ -57,13 +64,18 @@ def downstream(record: Record) -> Table | None:
         if pair:
             known = [published(numbers, tasks) for numbers in PUBLISHED_PAIR.get(shots, ())]
             columns += known or [unpublished, unpublished]
-        names = [*(SEVEN.get(task, task) for task in tasks), "average"]
-        whole = zip(names, zip(*([*column, _mean(column)] for column in columns), strict=True), strict=True)
-        lines += [[shots, name, *values] for name, values in whole if name != "average" or len(tasks) > 1]
+        shares = [row is None or is_share(row.metric) for row in first]
+        for task, share, values in zip(tasks, shares, zip(*columns, strict=True), strict=True):
+            cells = values if share else tuple(format_value(value) for value in values)
+            lines.append([shots, SEVEN.get(task, task), *cells])
+        if sum(shares) > 1:
+            means = [_mean([value for value, one in zip(c, shares, strict=True) if one]) for c in columns]
+            lines.append([shots, "average", *means])
     heads = [*found.short_names(), "Chance", "Constant", *(f"paper: {name}" for name in PAIR if pair)]
     note = "Accuracy; of HellaSwag, as in the paper, by length of the choices (acc_norm)."
     others = {row.task: row.metric for row in rows if row.metric not in ("acc", "acc_norm")}
     if others:
+        note += "" if all(map(is_share, others.values())) else " The average is over shares alone."
         note += f" Other measures: {', '.join(f'{metric} of {task}' for task, metric in others.items())}."
     limit = record.config.get("limit")
     if limit is not None:
@@ -138,7 +150,7 @@ def _mean(shares: list[float | None]) -> float | None:
 @matplotlib.rc_context(STYLE)
 def scores_by_task(found: Harness) -> Figure | None:
     """A panel per number of examples: models by tasks, guess rates, and the paper's pair."""
-    rows = [row for row in found.rows if 0 <= (row.value or 0) <= 1]  # shares only, which excludes perplexities
+    rows = [row for row in found.rows if is_share(row.metric)]
     tasks = [task for task in found.tasks() if any(row.task == task for row in rows)]
     if not rows:
         return None

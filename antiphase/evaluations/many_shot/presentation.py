@@ -71,9 +71,12 @@ def orders(read: ManyShot) -> Table | None:
 def _mean_task(tasks: list[TaskShots]) -> TaskShots:
     """Means over many tasks; intervals become quartiles, and the dots of an order are tasks."""
     rows = []
-    for of_count in zip(*(task.rows for task in tasks), strict=False):
+    for count in sorted({row.shots for task in tasks for row in task.rows}):
+        of_count = [row for task in tasks for row in task.rows if row.shots == count]
+        if len(of_count) < len(tasks):  # the mean of fewer tasks would be no point of the same line
+            continue
         accuracies = [row.accuracy for row in of_count]
-        low, _, high = statistics.quantiles(accuracies, n=4)
+        low, _, high = statistics.quantiles(accuracies, n=4, method="inclusive")
         rows.append(replace(of_count[0], accuracy=statistics.fmean(accuracies), interval=[low, high]))
     orders = {}
     for kind, first in tasks[0].orders.items():

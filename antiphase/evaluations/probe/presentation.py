@@ -172,8 +172,7 @@ PRESENTATION = Presentation(
         "sink-tokens": Drawing(
             draw=sink_tokens,
             title="Tokens that are sinks",
-            caption="How often an occurrence of a token is a sink, over all maps. Sinks are mostly tokens of little "
-            "meaning.",
+            caption="How often an occurrence of a token is a sink, over all maps.",
             alternative="Bars: tokens by how often they are sinks.",
         ),
     },

@@ -142,15 +142,12 @@ def _brackets(low: float, high: float, style: str) -> str:
 
 
 def steps_to_threshold(passes: Sequence[int | None]) -> str:
-    """Median step with its range, where a seed that never passes counts as later than every step.
-
-    As all seeds are censored at the same last step, this is Kaplan and Meier's median.
-    """
+    """Kaplan and Meier's median step, by which half of the seeds had passed, and the range with "never" as latest."""
     if not passes:
         return "–"
     steps = sorted(math.inf if step is None else step for step in passes)
     middle, first, last = (
-        "never" if math.isinf(step) else f"{step:,.0f}" for step in (statistics.median(steps), steps[0], steps[-1])
+        "never" if math.isinf(step) else f"{step:,.0f}" for step in (statistics.median_low(steps), steps[0], steps[-1])
     )
     if len(steps) == 1:
         return f"{middle} (one seed)"
@@ -203,7 +200,8 @@ def comparison(found: Comparison) -> Table | None:
             cells = [text(value) for value in spread]
             if median is not None:
                 cells[0] = "none" if math.isinf(median) else text(median)
-            change = text(difference.mean) if arm in entry.differences else None
+            plus = "+" if (difference.mean or 0) > 0 else ""
+            change = f"{plus}{text(difference.mean)}" if arm in entry.differences else None
             paired = f"[{interval[0]}, {interval[1]}]" if interval else None
             made = difference.interval_is
             test = (found.holm or {}).get(entry.metric, {}).get(arm)

@@ -108,11 +108,17 @@ def flip_samples(found: Found) -> Samples:
 
 
 def downstream_samples(found: Found) -> Samples:
-    """Rows of the tasks, the same for all seeds: lm-eval's standard errors, else those of counts."""
+    """Rows of the tasks, the same for all seeds: lm-eval's standard errors, else those of counts.
+
+    Scores of one task with several numbers of examples have the same rows, so their errors add up.
+    """
 
     def error(result: Harness, arm: str) -> float:
         rows = scored(result, arm)
-        return math.hypot(*map(error_of_task, rows)) / max(1, len(rows))
+        by_task: dict[str, float] = {}
+        for row in rows:
+            by_task[row.task] = by_task.get(row.task, 0.0) + error_of_task(row)
+        return math.hypot(*by_task.values()) / max(1, len(rows))
 
     size = min((row.samples for row in scored(found.harness[0], *ARMS)), default=1)
     return {arm: Sample.of_errors([error(one, arm) for one in found.harness], size, shared=True) for arm in ARMS}

@@ -36,9 +36,13 @@ def claims(record: Record) -> Table | None:
     note = (
         f"Means over {seeds}, or over those of them that learned alike; where models either learned or did not, the "
         "seeds that learned. A verdict takes five seeds, and an interval that excludes 0. A claim can be contradicted "
-        f"only at the paper's scale. {given} claims were tested: of twenty without any difference, chance would give "
-        "about one a verdict; Holm's correction allows for that."
+        "only at the paper's scale."
     )
+    if given:
+        note += (
+            f" {given} claims were tested: of twenty without any difference, chance would give about one a verdict; "
+            "Holm's correction allows for that."
+        )
     if any(one.values is None and one.difference is not None for one in listed):
         note += (
             " An older record: intervals cover seeds alone, p is not kept, and of accuracies it is not told whether "

@@ -337,7 +337,9 @@ def scored(result: Harness, *arms: str) -> list[TaskScore]:
 def without_reading(found: Found) -> Floor | None:
     """What the better of a uniform choice and the commonest place scores, mean over the same tasks."""
     rows = scored(found.harness[0], BASELINE)
-    return pooled(Floor(max(row.guess_rate or 0.0, row.constant_rate or 0.0), row.samples) for row in rows)
+    floor = pooled(Floor(max(row.guess_rate or 0.0, row.constant_rate or 0.0), row.samples) for row in rows)
+    once = {row.task: row.samples for row in rows}  # other numbers of examples ask about the same rows
+    return None if floor is None else floor._replace(answers=sum(once.values()))
 
 
 def of_system(result: Hallucination, system: str) -> list[SystemScore]:

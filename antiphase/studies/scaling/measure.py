@@ -183,11 +183,19 @@ def ladder_of(axis: str, runs: Sequence[ScaledRun], arms: Sequence[str], seeds: 
     return replace(found, laws=laws, equal_loss=equal, why_no_equal_loss=why)
 
 
+ZERO = 1e-3
+"""Share of the lowest loss below which a floor is at its bound."""
+
+
 def _law(losses: Losses) -> FittedLaw:
-    """Through all seeds, with the spread of the laws of single seeds."""
+    """Through all seeds, with the spread of the laws of single seeds.
+
+    A floor that a seed's law has at its bound, 0, says nothing of its spread, nor of that of an exponent beside it.
+    """
     pairs = [(x, loss) for x, of_seeds in losses.items() for loss in of_seeds]
     single = [asdict(law) for law in seed_laws(losses)]
-    ends = {name: mean_interval([law[name] for law in single]) for name in ("floor", "exponent")}
+    at_zero = any(law["floor"] < ZERO * min(map(min, losses.values())) for law in single)
+    ends = {name: None if at_zero else mean_interval([law[name] for law in single]) for name in ("floor", "exponent")}
     fitted = fit_law([x for x, _ in pairs], [loss for _, loss in pairs])
     return FittedLaw(**asdict(fitted), intervals={name: end and list(end) for name, end in ends.items()})
 

@@ -27,7 +27,7 @@ def losses(found: Scaling) -> Table | None:
         medians = [statistics.median(values) if values else None for values in known]
         rows.append([*point, statistics.median(run.parameters for run in here), here[0].tokens, *medians])
     columns = [Column("Width", "integer"), Column("Layers", "integer"), Column("Steps", "integer"),
-               Column("Parameters", "integer"), Column("Tokens", "integer"),
+               Column("Parameters, median of arms", "integer"), Column("Tokens", "integer"),
                *(Column(arm, "loss") for arm in found.arms)]  # fmt: skip
     seeds = len({run.seed for run in found.runs})
     note = f"Held-out loss in nats per token, median over seeds ({seeds})."
@@ -47,7 +47,10 @@ def laws(found: Scaling) -> Table | None:
             shown = [None if end is None else f"{end[0]:.3f} to {end[1]:.3f}" for end in ends]
             rows.append([ladder.axis, arm, f"{law.floor:.3f}", shown[0], f"{law.exponent:.3f}", shown[1]])
     columns = [Column("Over"), Column("Arm"), Column("Floor"), Column("95 %"), Column("Exponent"), Column("95 %")]
-    note = "Loss = floor + scale · x^(-exponent), through all seeds; 95 % over the laws of single seeds."
+    note = (
+        "Loss = floor + scale · x^(-exponent), through all seeds; 95 % over the laws of single seeds, none where a "
+        "floor of these is 0, the least that it may be."
+    )
     for ladder in found.ladders:
         if ladder.why_no_equal_loss:
             note += f" Over {ladder.axis} they say little: {ladder.why_no_equal_loss}."

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from antiphase.outcomes import LearnedThreshold
 from antiphase.records import Record
-from antiphase.report.plots import MARKERS, PERCENT, STYLE, arm_colour
+from antiphase.report.plots import MARKERS, PERCENT, STYLE, arm_colour, legend_below
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table
 from antiphase.studies.tune import Rate, Tune
@@ -87,7 +87,7 @@ def by_rate(found: Tune) -> Figure | None:
             axes.yaxis.set_major_formatter(PERCENT)
         else:
             axes.set_ylabel("nats per token")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(arms), fontsize=9)
+    legend_below(figure, len(arms), fontsize=9)
     return figure
 
 

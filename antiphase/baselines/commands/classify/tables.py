@@ -100,7 +100,8 @@ def data(found: Classify) -> Table | None:
         first = [run for run in found.runs if run.model == found.runs[0].model]
         count = sum(run.samples for run in first)
         seen = count - sum(run.unseen.samples for run in first)
-        rows.append(["Test rows whose text was trained or stopped on", f"{seen:,} of {count:,}"])
+        runs = f" (rows of {len(first)} runs)" if len(first) > 1 else ""
+        rows.append(["Test rows whose text was trained or stopped on", f"{seen:,} of {count:,}{runs}"])
     return Table(
         title="Texts", columns=[Column("What"), Column("Value", "integer")], rows=rows,
         note="Texts count as one where they differ in capitals and white space alone.",

@@ -9,7 +9,7 @@ from matplotlib.ticker import NullFormatter, NullLocator
 from antiphase.baselines.studies.dependency import Dependency, DistanceMean, Mean
 from antiphase.baselines.studies.style import handles, style_of
 from antiphase.records import Record
-from antiphase.report.plots import PERCENT, STYLE
+from antiphase.report.plots import PERCENT, STYLE, legend_below
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table, present
 
@@ -138,7 +138,7 @@ def accuracy_by_distance(found: Dependency) -> Figure | None:
     panels[1].text(
         1.01, found.guess_rate, "guess", transform=panels[1].get_yaxis_transform(), va="center", fontsize=9.5
     )
-    figure.legend(handles=handles(models), loc="outside lower center", ncols=min(4, len(models)), handlelength=3)
+    legend_below(figure, min(4, len(models)), handles(models))
     return figure
 
 
@@ -158,15 +158,19 @@ def trained_rows(found: Dependency) -> list[DistanceMean]:
 
 
 def _caption(record: Record) -> str:
-    kind = trained_rows(Dependency.of(record))[0].interval_is
+    found = Dependency.of(record)
+    kind = trained_rows(found)[0].interval_is
+    shortcuts = (
+        "The widely dotted line is the best of the shortcuts in the table, which need no clauses. " if found.shortcuts
+        else ""
+    )  # fmt: skip
     return (
         "Filled marks are lengths of the training sentences, hollow ones were only tested; bars are 95 % intervals "
-        f"({kind}). Points are missing where some seeds learned and others did not. The widely dotted line is the best "
-        "of the shortcuts in the table, which need no clauses. Sentences come in pairs that "
-        "differ in the subject's number alone: what does not reach the subject is right in half of them. At a length "
-        "left out between trained ones, no noun so far back was ever the subject in training: a model that knows "
-        "places and not clauses looks past it. On the right are the sentences in which the noun nearest to the verb "
-        "has the other number."
+        f"({kind}). Points are missing where some seeds learned and others did not. {shortcuts}Sentences come in "
+        "pairs that differ in the subject's number alone: what does not reach the subject is right in half of them. At "
+        "a length left out between trained ones, no noun so far back was ever the subject in training: a model that "
+        "knows places and not clauses looks past it. On the right are the sentences in which the noun nearest to the "
+        "verb has the other number."
     )
 
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from antiphase.baselines.studies.gradients import Gradients, MeasuredGradients
 from antiphase.baselines.studies.style import plain_logarithm, style_of
-from antiphase.report.plots import LINES, STYLE
+from antiphase.report.plots import LINES, STYLE, legend_below
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table, present, readable
 
@@ -109,7 +109,7 @@ def gradients_by_depth(read: Gradients) -> Figure | None:
     if any(norm is not None for norm in norms):
         words = {"pre": "norms before sublayers (pre)", "post": "norms behind them (post)"}
         handles += [Line2D([], [], color="#333333", linestyle=LINES[i], label=words[p]) for i, p in enumerate(words)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(5, 1 + len(steps)), handlelength=3)
+    legend_below(figure, min(5, 1 + len(steps)), handles)
     return figure
 
 

@@ -107,7 +107,7 @@ def _speeds(times: Mapping[str, list[float]], length: int, tokens: int) -> list[
     found = []
     for name, seconds in times.items():
         middle = statistics.median(seconds)
-        quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [middle] * 3
+        quartiles = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else [middle] * 3
         found.append(
             Speed(model=name, length=length, seconds=middle, tokens_per_second=tokens / middle,
                   quartiles=[tokens / quartiles[2], tokens / quartiles[0]], rounds=len(seconds))

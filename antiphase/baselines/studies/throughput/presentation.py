@@ -10,7 +10,7 @@ from antiphase.baselines.studies.style import handles, plain_logarithm, style_of
 from antiphase.baselines.studies.throughput import Throughput
 from antiphase.records import Record
 from antiphase.report.benchmarks import ratio_text
-from antiphase.report.plots import STYLE
+from antiphase.report.plots import STYLE, legend_below
 from antiphase.report.presentation import Drawing, Presentation
 from antiphase.report.tables import Column, Table, table_of
 
@@ -94,9 +94,7 @@ def speed_by_length(found: Throughput) -> Figure | None:
         axes.set(title=title, xlabel="tokens of a sequence", ylabel=words)
         if rows is ratios:
             axes.axhline(1.0, color=style_of(found.baseline)["color"], linewidth=1.4)
-    figure.legend(
-        handles=handles(found.models), loc="outside lower center", ncols=min(4, len(found.models)), handlelength=3
-    )
+    legend_below(figure, min(4, len(found.models)), handles(found.models))
     return figure
 
 
