@@ -152,7 +152,7 @@ def _positions(record: Record) -> str:
 PRESENTATION = Presentation(
     introduction="What attention does on this text: how much of it goes to the first token and to other sinks, "
     "positions that receive far more than their share. Local and uniform maps exceed the threshold at some positions "
-    "even without any sink: compare the counts with null_local and null_uniform.",
+    "even without any sink: compare the shares of sinks with null_local and null_uniform, the shares at those.",
     tables=lambda record: [layers(record), heads(record), tokens(record), _numbers(record)],
     figures={
         "sink-map": Drawing(

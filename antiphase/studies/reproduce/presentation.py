@@ -16,7 +16,7 @@ from antiphase.report.tables import Column, Table, format_value, table_of
 from antiphase.studies.reproduce import Judgement, Reproduction
 
 COLOURS = {
-    "reproduced": "#1a7f37", "contradicted": "#b3261e", NOT_SEEN: "#b3261e", "inconclusive": "#6e7781",
+    "reproduced": "#0072B2", "contradicted": "#D55E00", NOT_SEEN: "#D55E00", "inconclusive": "#6e7781",
     "not testable": "#afb8c1", "no verdict": "#afb8c1",
 }  # fmt: skip
 

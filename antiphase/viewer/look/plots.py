@@ -34,7 +34,7 @@ def every_head(record: Record) -> Figure | None:
     layers = layers_of(record)
     if not layers:
         return None
-    small = [[_thumbnail(layer.weights[head]) for head in range(len(layer.weights))] for layer in layers]
+    small = [list(map(_thumbnail, layer.weights)) for layer in layers]
     heads = max(map(len, small))
     tall, wide = (max(picture.shape[side] for row in small for picture in row) + GAP for side in (0, 1))
     is_pair = any(layer.queries != layer.keys for layer in layers)  # its layers have long names

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy
 
@@ -17,7 +16,10 @@ from antiphase.viewer.look import Look, StoredMaps, StoredMask, Token
 
 @dataclass(frozen=True)
 class LayerMaps:
-    """One entry of a record's ``maps``: H heads of S maps, N queries, M keys."""
+    """One entry of a record's ``maps``: H heads of S maps, N queries, M keys.
+
+    Numbers are decoded anew at each access, because those of all layers may not fit in memory.
+    """
 
     layer: int
     queries: str
@@ -41,19 +43,19 @@ class LayerMaps:
         """The layer's number, with its sequences if the record has several."""
         return f"{self.layer} ({self.between})" if self.between else str(self.layer)
 
-    @cached_property
+    @property
     def maps(self) -> numpy.ndarray:
         """(H, S, N, M) fp32."""
         return decode(self.codes, self.scales)
 
-    @cached_property
+    @property
     def weights(self) -> numpy.ndarray:
         """The weights that multiply the values, (H, N, M) fp32, signed if maps are subtracted."""
         if self.lam is None:
             return numpy.asarray(self.maps[:, 0])
         return numpy.asarray(self.maps[:, 0] - self.lam[..., None] * self.maps[:, 1])
 
-    @cached_property
+    @property
     def shares(self) -> numpy.ndarray:
         """\\|A\\| / Σ\\|A\\| of each query, (H, N, M); zeros if a query sees nothing."""
         size = numpy.abs(self.weights)
