@@ -242,7 +242,7 @@ def relative_times(record: Record) -> Figure | None:
     if ordinary is None:
         return None
     drawn = [name for name in names if name != ordinary]
-    figure = Figure(figsize=(4.6 * len(tasks) + 0.6, 3.1 * len(types) + 0.9), layout="constrained")
+    figure = Figure(figsize=(max(8.0, 4.6 * len(tasks) + 0.6), 3.1 * len(types) + 0.9), layout="constrained")
     grid = figure.subplots(len(types), len(tasks), squeeze=False, sharey=True)
     for (row, dtype), (column, task) in ((r, c) for r in enumerate(types) for c in enumerate(tasks)):
         axes = grid[row][column]
