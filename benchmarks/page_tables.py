@@ -233,6 +233,15 @@ def _split(found: Classify) -> str:
     return found.data.split
 
 
+def _drawn_from(found: Classify) -> int | None:
+    """The rows of which each seed held out its own; None if all were tested on the same."""
+    assert found.data is not None, "the record of a whole classification"
+    if found.data.split != "held-out tenth":
+        return None
+    assert found.data.train is not None, "rows that were split"
+    return found.data.train.rows
+
+
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
 
@@ -243,8 +252,7 @@ def classifiers() -> list[list[str]]:
     records = {name: Record.load(path) for name, path in names.items() if path.is_file()}
     results = {name: Classify.of(found) for name, found in records.items()}
     rows = {
-        name: {row.model: row for row in summaries(found.runs, one_test_part=_split(found) != "held-out tenth")}
-        for name, found in results.items()
+        name: {row.model: row for row in summaries(found.runs, _drawn_from(found))} for name, found in results.items()
     }  # recomputed from the counts of runs, so that intervals of older records cover the test rows too
     found = [["test accuracy, %", *records]]
     found.append(["*Kim's CNN-rand as published*", *(PUBLISHED[name] for name in records)])
@@ -261,7 +269,7 @@ def classifiers() -> list[list[str]]:
 def translated() -> list[list[str]]:
     """Scores of every translator; intervals are recomputed from the runs, and cover the test sentences too."""
     found = Translate.of(record("translate"))
-    table = translation.models(replace(found, models=translators(found.runs, one_test_part=True)).record())
+    table = translation.models(replace(found, models=translators(found.runs)).record())
     assert table is not None
     return [[column.name for column in table.columns], *table.text()]
 

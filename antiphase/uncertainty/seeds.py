@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -38,6 +38,8 @@ class Sample:
     """Source of the variances: ``per sample``, ``counts`` (binomial) or ``standard errors``."""
     scores: Array | None = None
     """(seeds, samples) float64, whose means over samples are the values; None if the records do not contain them."""
+    drawn_from: int | None = None
+    """Number of samples of which each seed drew its own; None if there are always others."""
 
     @classmethod
     def of_scores(cls, scores: Sequence[Sequence[float]], *, shared: bool) -> Sample:
@@ -47,13 +49,14 @@ class Sample:
         return cls(list(table.var(axis=1, ddof=1) / size), size, shared, "per sample", table)
 
     @classmethod
-    def of_counts(cls, shares: Sequence[float], size: int, *, shared: bool) -> Sample:
+    def of_counts(cls, shares: Sequence[float], size: int, *, shared: bool, drawn_from: int | None = None) -> Sample:
         """From accuracies, one per seed, each over ``size`` answers.
 
         One success and one failure are added, so that an accuracy of 0 or 1 has a positive variance.
         """
         raised = [(share * size + 1) / (size + 2) for share in shares]
-        return cls([share * (1 - share) / size for share in raised], size, shared, "counts")
+        variances = [share * (1 - share) / size for share in raised]
+        return cls(variances, size, shared, "counts", drawn_from=drawn_from)
 
     @classmethod
     def of_errors(cls, errors: Sequence[float], size: int, *, shared: bool) -> Sample:
@@ -69,19 +72,27 @@ class Sample:
             return Sample.of_scores(self.scores - other.scores, shared=self.shared)  # type: ignore[arg-type]
         variances = [one + another for one, another in zip(self.variances, other.variances, strict=True)]
         known_by = self.known_by if other.scores is not None else other.known_by
-        return Sample(variances, min(self.size, other.size), self.shared, known_by)
+        return Sample(variances, min(self.size, other.size), self.shared, known_by, drawn_from=self.drawn_from)
 
     def of_seeds(self, places: Sequence[int]) -> Sample:
         """The sample of a subset of seeds, given by their indices."""
         scores = None if self.scores is None else self.scores[list(places)]
-        return Sample([self.variances[place] for place in places], self.size, self.shared, self.known_by, scores)
+        return replace(self, variances=[self.variances[place] for place in places], scores=scores)
+
+    @property
+    def has_common_error(self) -> bool:
+        """Whether the spread over seeds lacks an error that all seeds have."""
+        return self.shared or self.drawn_from is not None
 
     def variance_of_mean(self) -> float:
         """Variance of the mean over seeds that is due to the sample.
 
         For a shared sample, counts or standard errors give an upper bound, which assumes perfectly correlated errors.
+        Where seeds draw from few samples, it is that of all these, which the seeds have in common.
         """
         seeds = len(self.variances)
+        if self.drawn_from is not None:
+            return sum(self.variances) / seeds * min(1.0, self.size / self.drawn_from)
         if not self.shared:
             return sum(self.variances) / seeds**2
         if self.scores is None:
@@ -106,7 +117,9 @@ def seeds_interval(values: Sequence[float], sample: Sample | None = None) -> See
     and, crossed with them, samples. If each seed has its own sample, the spread over seeds already includes the
     samples' variance. The interval is then the wider of the one over seeds and the one over samples, because a few
     seeds that agree by chance would claim more precision than their samples allow. In this case the bootstrap does not
-    resample within seeds, which would count the samples' variance twice (Davison and Hinkley 1997, section 3.8).
+    resample within seeds, which would count the samples' variance twice (Davison and Hinkley 1997, section 3.8). Seeds
+    that draw their samples from a finite set (``drawn_from``) have its error in common, however many they are; its
+    variance is added.
 
     Args:
         values: paired differences or scores, one per seed.
@@ -120,15 +133,15 @@ def seeds_interval(values: Sequence[float], sample: Sample | None = None) -> See
     if sample is None or not of_sample:
         return _student(mean, spread, count - 1, "Student", sample, of_sample, spread)
     own = None if sample.shared or sample.size < 2 else _student(
-        mean, of_sample, count * (sample.size - 1), "the samples' own", sample, of_sample, spread
+        mean, sum(sample.variances) / count**2, count * (sample.size - 1), "the samples' own", sample, of_sample, spread
     )  # fmt: skip
-    whole = spread + of_sample if sample.shared else spread
+    whole = spread + of_sample if sample.has_common_error else spread
     degrees = count - 1.0
-    if sample.shared:
+    if sample.has_common_error:
         parts = spread**2 / (count - 1) + of_sample**2 / max(1, sample.size - 1)
         degrees = whole**2 / parts
     if count < BOOTSTRAP_FROM:
-        method = "Student and Satterthwaite" if sample.shared else "Student"
+        method = "Student and Satterthwaite" if sample.has_common_error else "Student"
         found = _student(mean, whole, degrees, method, sample, of_sample, spread)
     else:
         found = _bootstrap(numpy.asarray(values, dtype=float), sample, of_sample, spread, degrees)
@@ -166,7 +179,7 @@ def _bootstrap(values: Array, sample: Sample, of_sample: float, spread: float, d
     if sample.shared and sample.scores is not None:
         samples = _weights(sample.size, sample.size)  # (D, samples)
         drawn = ((seeds @ sample.scores) * samples).sum(axis=1) + (mean - float(sample.scores.mean()))
-    elif sample.shared:
+    elif sample.has_common_error:
         drawn = seeds @ values + numpy.random.default_rng(0).normal(0, math.sqrt(of_sample), DRAWS)
     else:
         drawn = seeds @ values

@@ -51,6 +51,18 @@ def test_samples_of_each_seed_are_covered(seeds, of_seeds, of_samples, known):
     assert 0.92 <= found <= 0.995
 
 
+@pytest.mark.parametrize("seeds", [3, 10, 40])
+def test_seeds_that_draw_from_one_file_do_not_know_other_rows(seeds):
+    """Held-out tenths of 400 rows: more seeds are not more rows, and the interval is about other rows like them."""
+    generator, held, trials = numpy.random.default_rng(seeds), 0, 300
+    for _ in range(trials):
+        right = generator.random(400) < 0.7  # the model is right about a row or is not, whatever the seed
+        values = [float(right[generator.permutation(400)[:40]].mean()) for _ in range(seeds)]
+        found = seeds_interval(values, Sample.of_counts(values, 40, shared=False, drawn_from=400))
+        held += found.low <= 0.7 <= found.high
+    assert held / trials >= 0.92
+
+
 def test_students_interval_forgets_a_shared_sample():
     """What the module is for: with the sample alone, Student's interval over ten seeds has no width at all."""
     generator = numpy.random.default_rng(0)

@@ -47,7 +47,8 @@ def record():
 def test_tables_say_what_the_record_says(record):
     assert tables.models(record).text()[0] == ["cnn", "65.0 %", "31.0–90.0", "50.0 %", "25.0 %", "3"]
     assert tables.model_details(record).text()[1][-1] == "-12.5 [-50.0 to +25.0]"
-    assert [row[1] for row in tables.data(record).text()] == ["held-out tenth", "30", "2", "1", "3 of 20"]
+    counts = ["held-out tenth", "30", "2", "1", "3 of 20 (rows of 2 runs)"]
+    assert [row[1] for row in tables.data(record).text()] == counts
     assert [row[4] for row in tables.runs(record).text()] == ["7", "7", "6", "6"]
 
 

@@ -110,7 +110,7 @@ def classify(
                 shutil.copy2(path, output / path.name)
         found = Classify(
             labels=labels, data=_data(request, examples, test, labels), runs=runs, best=best.folder,
-            models=summaries(runs, one_test_part=bool(test or request.folds)),
+            models=summaries(runs, None if test or request.folds else len(examples)),
         )  # fmt: skip
         settings = {name: one.settings() for name, one in classifiers.items()}
         return found.save(output, request, seconds=sum(run.seconds for run in runs), classifiers=settings)
@@ -314,7 +314,7 @@ class Study:
     def _keep(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, classifier: Classifier, run: ClassifierRun
     ) -> None:
-        found = Classify(labels=self.labels, models=summaries([run], one_test_part=True), runs=[run])
+        found = Classify(labels=self.labels, models=summaries([run]), runs=[run])
         own = kept_settings(alone(self.request, run.model, run.seed))
         config = finite({**own, "classifier": classifier.settings()})
         record = replace(found.record(), config=config, seeds=[run.seed], seconds=run.seconds)
@@ -350,11 +350,11 @@ class _Pooled:
         return cls(classification_scores(confusion), right / unseen if unseen else None)
 
 
-def summaries(runs: Sequence[ClassifierRun], *, one_test_part: bool) -> list[ClassifierMean]:
+def summaries(runs: Sequence[ClassifierRun], drawn_from: int | None = None) -> list[ClassifierMean]:
     """One row per model.
 
     Args:
-        one_test_part: whether all seeds are tested on the same rows; otherwise each seed holds out other rows.
+        drawn_from: number of rows of which each seed holds out a part of its own; None if all have the same test rows.
     """
     found: list[ClassifierMean] = []
     first: tuple[dict[int, float], Sample] | None = None
@@ -364,7 +364,7 @@ def summaries(runs: Sequence[ClassifierRun], *, one_test_part: bool) -> list[Cla
         by_seed = {seed: _Pooled.of([run for run in own if run.seed == seed]) for seed in seeds}
         accuracies = {seed: row.whole.correct / row.whole.samples for seed, row in by_seed.items()}
         size = min(row.whole.samples for row in by_seed.values())
-        sample = Sample.of_counts(list(accuracies.values()), size, shared=one_test_part)
+        sample = Sample.of_counts(list(accuracies.values()), size, shared=drawn_from is None, drawn_from=drawn_from)
         several = seeds_interval(list(accuracies.values()), sample)
         only = by_seed[seeds[0]].whole
         interval = wilson_interval(only.correct, only.samples)

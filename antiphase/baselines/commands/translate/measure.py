@@ -200,7 +200,7 @@ class Study:
         )
         own = kept_settings(alone(self.request, name, parts.seed))
         record = replace(
-            Translate(models=summaries([run], one_test_part=True), runs=[run]).record(),
+            Translate(models=summaries([run]), runs=[run]).record(),
             config=finite({**own, "translator": translator.settings()}),
             seeds=[parts.seed],
             seconds=run.seconds,
@@ -305,7 +305,7 @@ class Study:
                 test_samples=len(parts.test),
                 test_sources_in_train=sum(normal_form(pair.source) in trained for pair in parts.test),
             ),
-            models=summaries(runs, one_test_part=bool(self.request.test) or generated),
+            models=summaries(runs, None if self.request.test or generated else len(parts.train) + len(parts.test)),
             baselines=self._baselines(tokenizer, parts, sources, targets),
             example=ShownPair(
                 seed=parts.seed,
@@ -378,11 +378,11 @@ def _sentence(run: TranslatorRun) -> str:
     )
 
 
-def summaries(runs: Sequence[TranslatorRun], *, one_test_part: bool) -> list[TranslatorMean]:
+def summaries(runs: Sequence[TranslatorRun], drawn_from: int | None = None) -> list[TranslatorMean]:
     """One row per model, before and after training.
 
     Args:
-        one_test_part: whether all seeds are tested on the same pairs; otherwise each seed holds out other pairs.
+        drawn_from: number of pairs of which each seed holds out a part of its own; None if all have the same ones.
     """
     found = []
     for name in dict.fromkeys(run.model for run in runs):
@@ -390,7 +390,9 @@ def summaries(runs: Sequence[TranslatorRun], *, one_test_part: bool) -> list[Tra
         for trained in (False, True):
             scores: list[TranslatorScore] = [run if trained else run.untrained for run in own]
             exact = [score.exact_match for score in scores]
-            sample = Sample.of_counts(exact, min(score.samples for score in scores), shared=one_test_part)
+            sample = Sample.of_counts(
+                exact, min(score.samples for score in scores), shared=drawn_from is None, drawn_from=drawn_from
+            )
             several = seeds_interval(exact, sample)
             interval = wilson_interval(scores[0].exact, scores[0].samples)
             if several is not None:
