@@ -134,7 +134,7 @@ def test_rounds_are_paired_and_end_with_the_time(monkeypatch):
     assert len(paired_times({"a": takes(1.0)}, rounds=4)["a"]) == 4
     row = ratios({"a": [1.0, 2.0, 30.0], "b": [2.0, 2.0, 10.0]}, "a", "b")
     assert (row["ratio"], row["rounds"], row["subject_seconds"], row["baseline_seconds"]) == (1.0, 3, 2.0, 2.0)
-    assert row["quartiles"] == [0.5, 3.0]
+    assert row["quartiles"] == [0.75, 2.0]
 
 
 def test_product_rate_counts_two_operations_for_each_multiply_add(monkeypatch):
