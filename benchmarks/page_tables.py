@@ -322,7 +322,7 @@ def learning_rates(name: str) -> list[list[str]]:
     assert tuned is not None, name
     found = [["learning rate", *tuned.chosen]]
     for rate in sorted({row.learning_rate for row in tuned.rates}):
-        cells = [f"{rate:.0e}".replace("e-0", "e-")]
+        cells = [f"{rate:.1e}".replace(".0e", "e").replace("e-0", "e-")]
         for arm, best in tuned.chosen.items():
             (row,) = [row for row in tuned.rates if (row.arm, row.learning_rate) == (arm, rate)]
             accuracy, loss = end_of(tuned, row, threshold_of(record(name)))
@@ -463,6 +463,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "demo-before": lambda: demo("demo-start-0.02"),
     "demo-learning-rates": lambda: learning_rates("demo-learning-rate"),
     "tiny-learning-rates": lambda: learning_rates("reproduce-learning-rate"),
+    "tiny-learning-rates-today": lambda: learning_rates("reproduce-tiny-rates"),
     "claims": lambda: of_report("reproduce/reproduce", reproduction.claims),
     "claims-beside": lambda: of_report("reproduce/reproduce", reproduction.published),
     "pairs-by-seed": pairs_by_seed,

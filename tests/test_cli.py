@@ -10,7 +10,6 @@ import typer
 from typer.core import TyperGroup
 
 from antiphase import cli
-from antiphase.errors import BrokenRunError
 from antiphase.records import Record
 from antiphase.studies import settings
 
@@ -145,26 +144,6 @@ def test_message_of_several_lines_becomes_one(antiphase, monkeypatch):
 
     monkeypatch.setattr(settings, "load_preset", fail)
     assert antiphase("compare --output x")[2] == "antiphase: first second\n"
-
-
-def test_a_run_that_breaks_is_exit_code_1_and_one_sentence(antiphase, monkeypatch):
-    def break_(*_, **__):
-        raise BrokenRunError("the run a ended with code 1: OSError: no (whole log: out/logs/a.log)")
-
-    monkeypatch.setattr(settings, "load_preset", break_)
-    code, _, err = antiphase("compare --output x")
-    assert (code, err.count("\n")) == (1, 1)
-    assert err.endswith("out/logs/a.log); mend that, then repeat the command with --resume\n")
-
-
-def test_a_schedule_without_decay_is_told(antiphase, tiny):
-    words = f"train {tiny} --set training.steps=2 --set training.warmup_steps"
-    code, out, _ = antiphase(f"{words}=8 --output a")
-    assert code == 0
-    assert "the learning rate only rises, to 25% of its peak, because training.warmup_steps (8)" in " ".join(
-        out.split()
-    )
-    assert "only rises" not in antiphase(f"{words}=1 --output b")[1]
 
 
 def test_usage_errors_are_what_typer_raises():

@@ -36,11 +36,10 @@ def described(preset: Preset) -> str:
 
 def cautions(training: TrainingSettings) -> list[str]:
     """What in the settings of a run is allowed and hardly ever meant, in words."""
-    end = training.decay_steps or training.steps
-    if training.warmup_steps < min(training.steps, end):
+    if training.warmup_steps < training.steps:
         return []
     share = training.steps / training.warmup_steps
     return [
-        f"the learning rate only rises, to {share:.0%} of its peak, because training.warmup_steps "
+        f"the learning rate only rises, to {100 * share:.0f} % of its peak, because training.warmup_steps "
         f"({training.warmup_steps}) is not below training.steps ({training.steps}); lower it"
     ]

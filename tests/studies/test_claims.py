@@ -1,32 +1,15 @@
 """Claims against records of systems without the ability: none of them may be called reproduced."""
 
-from dataclasses import replace
-
 import numpy
 import pytest
 
 from antiphase.outcomes import NOT_SEEN
 from antiphase.records import Record
 from antiphase.studies.registered_claims import Registration
-from antiphase.studies.reproduce.claim_samples import downstream_samples
 from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY
-from antiphase.studies.reproduce.judging import judge, judge_all
-from antiphase.studies.reproduce.readings import Floor, Found, without_reading
-
-ARMS = ("softmax", "differential")
-SEEDS = range(5)
-
-
-def judged(name, part, records, *, diverged=(), own_scale=True, **further):
-    claim = next(claim for claim in CLAIMS if claim.name.startswith(name))
-    assert claim.part == part
-    return judge(claim, Found.of({part: records, **further}), {}, diverged=diverged, own_scale=own_scale)
-
-
-def of_models(kind, values, *, seeds=SEEDS):
-    """Records of single models; ``values(arm, seed)`` are a model's."""
-    return [Record(kind=kind, values={"arm": arm, "seed": seed, **values(arm, seed)}) for seed in seeds for arm in ARMS]
-
+from antiphase.studies.reproduce.judging import judge_all
+from antiphase.studies.reproduce.readings import Floor, Found
+from support.claims import ARMS, SEEDS, judged, of_models
 
 # ------------------------------------------------------------------------------------------ orders of examples
 
@@ -260,53 +243,6 @@ def test_a_seed_that_only_one_arm_has_leaves_no_verdict():
     assert judged("Outliers: smaller largest attention", "outliers", whole).verdict == "reproduced"
     row = judged("Outliers: smaller largest attention", "outliers", whole[:-1])
     assert (row.verdict, row.reason) == ("inconclusive", "some seeds have no value")
-
-
-# ------------------------------------------------------------------------------------------ downstream tasks
-
-
-def downstream(values, *, folder="runs", constant=0.4):
-    """Rows of one task with choices, one with generated answers, and one without any metric."""
-    return [
-        Record(kind="evaluate-harness", values={"models": [], "lm_eval": "0", "rows": [
-            {"model": f"{folder}/{arm}-seed{seed}", "task": task, "metric": metric, "guess_rate": guess,
-             "constant_rate": commonest, "samples": 10_000, "shots": 0,
-             "metrics": {"acc": {"value": values[ARMS.index(arm)] + 0.001 * seed * (arm == "softmax")}}}
-            for arm in ARMS
-            for task, metric, guess, commonest in (
-                ("choices", "acc", 0.25, constant), ("written", "acc", None, None), ("none", None, None, None)
-            )
-        ]})
-        for seed in SEEDS
-    ]  # fmt: skip
-
-
-def test_downstream_tasks_have_the_floor_of_who_does_not_read():
-    row = judged("Downstream", "harness", downstream((0.5, 0.6)))
-    assert row.verdict == "reproduced"
-    assert row.floor == pytest.approx((0.4 + 0) / 2)
-    constant = judged("Downstream", "harness", downstream((0.4, 0.41), constant=0.8))
-    assert constant.verdict == "not testable"
-
-
-def test_a_task_with_more_examples_has_the_same_rows():
-    """Twice the numbers of examples leave the error of the mean and the answers of the floor as they were."""
-    once = downstream((0.5, 0.6))
-    for record in once:
-        for row in record.values["rows"]:
-            row["samples"] = 200
-    twice = [replace(record, values={**record.values, "rows": [
-        {**row, "shots": shots} for row in record.values["rows"] for shots in (0, 5)
-    ]}) for record in once]  # fmt: skip
-    one, two = (Found.of({"harness": records}) for records in (once, twice))
-    for arm in ARMS:
-        assert downstream_samples(two)[arm].variances == pytest.approx(downstream_samples(one)[arm].variances)
-    assert without_reading(two) == without_reading(one)
-
-
-def test_the_name_of_the_output_folder_is_no_arm():
-    row = judged("Downstream", "harness", downstream((0.5, 0.6), folder="softmax-seed0-and-differential-seed0"))
-    assert (row.softmax, row.differential) == (pytest.approx(0.502), pytest.approx(0.6))
 
 
 # ------------------------------------------------------------------------------------------ judged texts

@@ -19,6 +19,7 @@ from antiphase.execution.executor import Command
 from antiphase.execution.local import LocalPool, LocalProcess, gpus_for, parallel_jobs
 from antiphase.folders.ownership import is_in_use
 from antiphase.records import Record
+from antiphase.studies import settings as study_settings
 from antiphase.studies.jobs import Job, run_jobs
 
 RECORD = (
@@ -203,3 +204,13 @@ def test_a_run_sees_its_gpu_alone_and_takes_its_share_of_the_cores(tmp_path, mon
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the user's own number
     local.start_process(command, 3, None)
     assert asked["env"]["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_run_that_breaks_is_exit_code_1_and_one_sentence(antiphase, monkeypatch):
+    def break_(*_, **__):
+        raise BrokenRunError("the run a ended with code 1: OSError: no (whole log: out/logs/a.log)")
+
+    monkeypatch.setattr(study_settings, "load_preset", break_)
+    code, _, err = antiphase("compare --output x")
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.endswith("out/logs/a.log); mend that, then repeat the command with --resume\n")
