@@ -40,7 +40,7 @@ from antiphase.training.device import choose_device
 MINUTES = {"prepare": 60.0, "kernels": 2.3, "attention": 4.0, "model": 4.0, "profile": 1.0, "pilot": 3.0,
            "train": 9.0, "continue": 5.0}  # fmt: skip
 """Minutes of each stage, unless --minutes is given."""
-STAGES = {"kernels": check_kernels, "attention": time_attention, "model": time_models, "profile": profile_steps}
+STAGES = {"kernels": check_kernels, "model": time_models, "profile": profile_steps}
 
 
 def main() -> int:
@@ -72,6 +72,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--calls", type=int, default=CALLS, help="pilot: number of train calls to plan pairs for")
     made.add_argument("--revision", help="commit of the code, for a machine that has no history of it")
     made.add_argument("--rehearsal", action="store_true", help="a hundredth of the size, on a CPU")
+    made.add_argument("--no-blocks", action="store_true", help="attention: do not time candidates for block sizes")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the models")
     made.add_argument("--data", action="append", default=[], help="prepare: text to train on; repeatable")
     made.add_argument("--validation", action="append", default=[], help="prepare: text that is held out; repeatable")
@@ -106,6 +107,8 @@ def run(given: argparse.Namespace) -> int:
             stage, data=given.data, validation=given.validation, trec=given.trec, clinc=given.clinc,
             overrides=given.set,
         )  # fmt: skip
+    if given.stage == "attention":
+        return time_attention(stage, with_blocks=not given.no_blocks)
     if given.stage == "pilot":
         return pilot(stage, given.calls, given.set)
     if given.stage == "train":

@@ -135,14 +135,14 @@ def counted(pieces: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def time_attention(stage: Stage) -> int:
+def time_attention(stage: Stage, *, with_blocks: bool) -> int:
     """Stage ``attention``: time candidates for blocks, and run the operator's benchmark in its short form.
 
     The benchmark uses the blocks of ``ops/triton/launch.py``, where the best ones are entered by hand.
     """
     _check_interpreter(stage)
     kept = Kept(stage)
-    suite, trials = _attention_suite(stage), _trials(stage)
+    suite, trials = _attention_suite(stage), _trials(stage) if with_blocks else []
     _compiled(stage, kept, trials, suite)
     rounds: dict[str, Any] = {"rounds": 3, "seconds": 0.0} if stage.is_rehearsal else {}
     found = block_sizes.timed_blocks(trials, piece=kept, say=stage.say, **rounds)
@@ -193,9 +193,9 @@ def _trials(stage: Stage) -> list[block_sizes.Trial]:
 def _compiled(stage: Stage, kept: Kept, trials: Sequence[block_sizes.Trial], suite: attention.Suite) -> None:
     """Compile everything that will be timed, with one process per core; Triton caches it on disk."""
     work = [(trial, own) for trial in trials for own in trial.candidates if trial.name not in kept.pieces]
-    if not work:
+    if not work and "gate" in kept.pieces:
         return
-    stage.say(f"compiling {len(work)} candidates")
+    stage.say(f"compiling {len(work)} candidates and the kernels of the check")
     workers = 1 if stage.is_rehearsal else os.cpu_count()
     with multiprocessing.get_context("spawn").Pool(workers) as pool:  # its processes end with the block
         tasks = [pool.apply_async(block_sizes.run_once, one) for one in work]
