@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from antiphase.layers.functions import (
     refuse_mixed_texts,
     refuse_unknown,
     subtracting,
+    triton_attention,
 )
 from antiphase.layers.masks import visible_keys
 
@@ -165,6 +165,6 @@ def antiphase_mask(
 
 
 AttentionInterface.register(NAME, antiphase_attention)
-AttentionInterface.register(TRITON, partial(antiphase_attention, impl="triton"))
+AttentionInterface.register(TRITON, triton_attention)
 AttentionMaskInterface.register(NAME, antiphase_mask)
 AttentionMaskInterface.register(TRITON, antiphase_mask)

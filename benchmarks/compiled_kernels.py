@@ -27,6 +27,7 @@ from antiphase.folders.ownership import check_empty
 from antiphase.ops.triton import launch
 from antiphase.ops.triton.backward import deltas_kernel, keys_kernel, queries_kernel
 from antiphase.ops.triton.decode import join_kernel, span_kernel
+from antiphase.ops.triton.few import MOST_SPANS
 from antiphase.ops.triton.forward import forward_kernel
 from antiphase.records import Record
 
@@ -35,7 +36,7 @@ WIDTHS = (64, 128)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BASE = {
     "CAUSAL": True, "WINDOW": 0, "HAS_MASK": False, "PACKED": False, "SAVE": True, "PARTS": 1, "ROWS": 16,
-    "RAISE": False,
+    "OF_LAYER": False, "RAISE": False,
 }  # fmt: skip
 VARIANTS: dict[str, dict[str, Any]] = {
     "not causal": {"CAUSAL": False},
@@ -44,13 +45,15 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "windows and masked": {"WINDOW": 512, "HAS_MASK": True},
     "packed": {"PACKED": True},
     "inference, values in halves, 32 rows": {"SAVE": False, "PARTS": 2, "ROWS": 32},
+    "in a layer, values in halves": {"OF_LAYER": True, "PARTS": 2},
 }
 """Options of calls; each is compiled at width 64 for the first version, and windows with masks at 128 too."""
 OTHER_SIZES = ((32, "bf16"), (80, "bf16"), (64, "fp16"), (64, "fp32"), (128, "fp32"))
-INPUTS = {"query", "key", "value", "out", "grad", "grad_query", "grad_key", "grad_value"}
-FULL = {"lam", "second", "logsumexp", "deltas", "sums", "highest", "totals"}
+INPUTS = {"query", "key", "value", "out", "grad", "grad_query", "grad_key", "grad_value", "weight"}
+VECTORS = {"q1", "k1", "q2", "k2"}
+FULL = {"lam", "second", "logsumexp", "deltas", "sums", *VECTORS}
 POINTERS = {"mask": "*u8", "query_edges": "*i32", "key_edges": "*i32"}
-NUMBERS = {"scale": "fp32", "factor": "fp32"}
+NUMBERS = dict.fromkeys(("scale", "factor", "initial", "eps"), "fp32")
 
 
 def main() -> None:
@@ -106,7 +109,7 @@ def _kernels(shared: dict[str, Any], dtype: torch.dtype, major: int) -> Iterator
     yield deltas_kernel, {"BLOCK_M": launch.LEAST_BLOCK}, 4, 3
     blocks = blocks_of("span")
     yield span_kernel, {"BLOCK_N": blocks.keys}, blocks.warps, blocks.stages
-    yield join_kernel, {"BLOCK_SPANS": launch.MOST_SPANS}, 4, 3
+    yield join_kernel, {"BLOCK_SPANS": MOST_SPANS}, 4, 3
 
 
 def _compile(
@@ -115,8 +118,10 @@ def _compile(
     names = kernel.arg_names
     present = {"mask"} if constants["HAS_MASK"] else set()
     present |= {"query_edges", "key_edges"} if constants["PACKED"] else set()
+    absent = {"lam"} if constants["OF_LAYER"] else {*VECTORS, "weight"}
+    absent |= POINTERS.keys() - present
     constants = {name: value for name, value in constants.items() if name in names}
-    constants.update(dict.fromkeys((POINTERS.keys() - present) & set(names)))
+    constants.update(dict.fromkeys(absent & set(names)))
     fixed: dict[tuple[int, ...], Any] = {(names.index(name),): value for name, value in constants.items()}
     signature: dict[str, Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}

@@ -25,6 +25,7 @@ record names it. docs/performance.md has the complete commands and the duration 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--revision", help="commit of the code, for a machine that has no history of it")
     made.add_argument("--rehearsal", action="store_true", help="a hundredth of the size, on a CPU")
     made.add_argument("--no-blocks", action="store_true", help="attention: do not time candidates for block sizes")
+    made.add_argument("--only", metavar="REGEX", help="run only the pieces with these names, e.g. '.*decode.*'")
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the models")
     made.add_argument("--data", action="append", default=[], help="prepare: text to train on; repeatable")
     made.add_argument("--validation", action="append", default=[], help="prepare: text that is held out; repeatable")
@@ -90,12 +92,17 @@ def run(given: argparse.Namespace) -> int:
     minutes = MINUTES[given.stage] if given.minutes is None else given.minutes
     if minutes <= 0:
         raise InputError(f"--minutes must be above 0, got {minutes:g}")
+    if given.only is not None:
+        try:
+            re.compile(given.only)
+        except re.error as error:
+            raise InputError(f"--only {given.only}: not a regular expression: {error}") from None
     if given.calls < 1:
         raise InputError(f"--calls must be at least 1, got {given.calls}")
     stage = Stage(
         name=given.stage, records=given.records, work=given.work, data=given.prepared, minutes=minutes,
         device="cpu" if given.rehearsal or given.stage == "prepare" else "cuda", is_rehearsal=given.rehearsal,
-        revision=given.revision,
+        revision=given.revision, only=given.only,
     )  # fmt: skip
     if stage.device == "cuda":
         choose_device("cuda")  # the error names what is missing

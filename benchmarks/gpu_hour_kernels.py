@@ -227,7 +227,7 @@ def model_setting(stage: Stage) -> model.Setting:
         return model.setting_of(stage.device)
     sizes = {**model.SIZES, "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
              "num_attention_heads": 4}  # fmt: skip
-    return model.Setting(sizes, (16, 32), 32, is_half=True)
+    return model.Setting(sizes, (16, 32), 32, is_half=True, pairs=model.PAIRS_ON_GPU)
 
 
 def time_models(stage: Stage) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 import time
@@ -20,6 +21,10 @@ from antiphase.records import Record, finite
 
 SPARE = 20.0
 """Seconds that a stage keeps in reserve, for finishing its current work and for writing."""
+
+
+ALWAYS = ("gate", "product rate")
+"""Pieces that no option leaves out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +82,8 @@ class Stage:
     data: Path
     """Folder that ``prepare`` has written."""
     minutes: float
+    only: str | None = None
+    """Regular expression of the names of the pieces to run; what checks correctness and the machine always runs."""
     device: str = "cuda"
     revision: str | None = None
     """Revision of the code, if the machine has no git history."""
@@ -142,11 +149,17 @@ class Kept:
             if self.stage.left <= 0:
                 self.stage.say(f"no time left for {name}")
                 return None
+            if not self._is_wanted(name):
+                return None
             started = time.monotonic()
             found = finite(work())
             self.add(name, found)
             self.stage.say(f"done: {name}, {time.monotonic() - started:.1f} s")
         return self.pieces[name]
+
+    def _is_wanted(self, name: str) -> bool:
+        only = self.stage.only
+        return only is None or name.startswith(ALWAYS) or re.fullmatch(only, name) is not None
 
     def add(self, name: str, found: Any) -> None:
         """Store the result of a piece."""

@@ -26,6 +26,7 @@ from antiphase.benchmarks.memory import peak_extra_bytes
 from antiphase.benchmarks.pieces import Piece, Pieces, at_once
 from antiphase.benchmarks.schemes import (
     BLOCKWISE,
+    CAPTURED,
     COMPARED,
     DIFFLLAMA,
     FOUR_CALLS,
@@ -123,7 +124,7 @@ def _on_gpu(device: str, *, quick: bool) -> Suite:
     if quick:
         found.append(Case(4096, HEADS // 2, 2 * WIDTH, torch.bfloat16, "forward + backward", batch=4, device=device))
     found.append(Case(4096, HEADS, WIDTH, torch.float32, "forward + backward", device=device))
-    memory = [case for case in found if case.task != "decode" and case.width == WIDTH and case.dtype == torch.bfloat16]
+    memory = [case for case in found if not case.decodes and case.width == WIDTH and case.dtype == torch.bfloat16]
     return Suite(
         found, memory, COMPARED_ON_GPU, (FUSED, FLASH, FLASH_DIFFLLAMA, FUSED_V2), "triton",
         (torch.bfloat16, torch.float32) if quick else CHECKED_ON_GPU, may_fail=True,
@@ -133,7 +134,7 @@ def _on_gpu(device: str, *, quick: bool) -> Suite:
 
 def _batches(task: str, length: int, width: int) -> tuple[int, ...]:
     """Batch sizes that keep a GPU busy for longer than the launch of a call, plus a single sequence in decoding."""
-    return (64 * WIDTH // width, 1) if task == "decode" else (max(1, 16384 // length),)
+    return (64 * WIDTH // width, 1) if task in ("decode", CAPTURED) else (max(1, 16384 // length),)
 
 
 def benchmark_attention(
@@ -260,12 +261,13 @@ class _Clock:
                 continue
             able.append(scheme)
         self.say(f"timing {subject.name}: {_words(case)}")
-        repeats = STEPS_OF_DECODING if case.task == "decode" else CALLS_ON_GPU if case.device != "cpu" else 1
-        timed = {scheme.name: repeated(work(scheme, case, self.seed), repeats) for scheme in (subject, *able)}
+        repeats = STEPS_OF_DECODING if case.decodes else CALLS_ON_GPU if case.device != "cpu" else 1
+        repeat = captured if case.task == CAPTURED and torch.device(case.device).type == "cuda" else repeated
+        timed = {scheme.name: repeat(work(scheme, case, self.seed), repeats) for scheme in (subject, *able)}
         # tens of seconds on a CPU, so there is nothing to warm up
         is_long = case.length > LONGEST_OF_ALL and repeats == 1
         times = paired_times(
-            timed, rounds=3 * self.rounds if case.task == "decode" else self.rounds, seconds=self.seconds,
+            timed, rounds=3 * self.rounds if case.decodes else self.rounds, seconds=self.seconds,
             warm_up=0 if is_long else 1, device=case.device,
         )  # fmt: skip
         rows = []
@@ -310,7 +312,7 @@ def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
         return not quick and case.length <= LONGEST_WITH_MAPS and case.dtype == torch.float32
     if scheme in (FOUR_CALLS, BLOCKWISE):
         return not quick and case.length <= LONGEST_OF_ALL
-    if scheme is DIFFLLAMA and case.task != "decode":
+    if scheme is DIFFLLAMA and not case.decodes:
         return case.dtype == torch.float32 or case.length <= LONGEST_OF_ALL
     return True
 
@@ -339,6 +341,21 @@ def repeated(run: Callable[[], object], count: int) -> Callable[[], object]:
     return repeat
 
 
+def captured(run: Callable[[], object], count: int) -> Callable[[], object]:
+    """The same as a CUDA graph, whose replay launches nothing from the processor."""
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # compiles and allocates before the capture
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(count):
+            run()
+    return graph.replay
+
+
 def _describe(case: Case) -> dict[str, Any]:
     return {
         "task": case.task, "dtype": _name(case.dtype), "length": case.length, "heads": case.heads, "width": case.width,
@@ -356,7 +373,7 @@ def _price(subject: Scheme, baseline: Scheme, case: Case, row: dict[str, Any], r
         "share_of_product_rate": flops / row["subject_seconds"] / rate,
         "baseline_share_of_product_rate": baseline.flops(case) / row["baseline_seconds"] / rate,
     }
-    if case.task == "decode":
+    if case.decodes:
         maps = case.heads if subject.shares_keys else 2 * case.heads
         found["cache_bytes"] = 2 * case.batch * maps * case.length * case.width * case.dtype.itemsize
         found["cache_bytes_per_second"] = found["cache_bytes"] / row["subject_seconds"]

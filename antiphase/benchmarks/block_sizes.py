@@ -108,7 +108,7 @@ def timed_blocks(
 def _timed(trial: Trial, *, rounds: int, seconds: float, seed: int) -> list[dict[str, Any]]:
     """One row per candidate; those with other results than the current blocks are not timed."""
     usual, case = trial.usual, trial.case
-    repeats = 1 if case.device == "cpu" else STEPS_OF_DECODING if case.task == "decode" else CALLS_ON_GPU
+    repeats = 1 if case.device == "cpu" else STEPS_OF_DECODING if case.decodes else CALLS_ON_GPU
     expected = results_of(trial, usual, seed)
     ways: dict[str, Callable[[], object]] = {}
     reasons: dict[Blocks, str | None] = {}

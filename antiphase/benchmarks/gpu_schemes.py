@@ -15,6 +15,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from antiphase.benchmarks.schemes import (
     BLOCKWISE,
+    CAPTURED,
     DIFFLLAMA,
     FOUR_CALLS,
     ONE_CALL_V2,
@@ -92,5 +93,6 @@ COMPARED_ON_GPU: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
     "forward + backward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2, BY_BLOCKS_V2])],
     "forward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2, BY_BLOCKS_V2])],
     "decode": [(FUSED, [FLASH, FLASH_DIFFLLAMA, BY_PRODUCTS]), (FUSED_V2, [FLASH, FLASH_V2, BY_PRODUCTS_V2])],
+    CAPTURED: [(FUSED, [FLASH, FLASH_DIFFLLAMA, BY_PRODUCTS]), (FUSED_V2, [FLASH, FLASH_V2, BY_PRODUCTS_V2])],
 }
 """As ``schemes.COMPARED``; the costs of the kernels are those of their plan (docs/performance.md)."""

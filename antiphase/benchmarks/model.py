@@ -8,12 +8,13 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import (
     DiffLlamaConfig,
     DiffLlamaForCausalLM,
@@ -36,10 +37,15 @@ OURS, OURS_V2, SOFTMAX = "antiphase differential", "antiphase differential_v2", 
 LLAMA, DIFFLLAMA = "Llama", "DiffLlama"
 SOFTMAX_ON_SDPA, LLAMA_ON_OURS = "antiphase softmax, SDPA", "Llama, antiphase"
 """The same models with PyTorch's attention, and Llama with this package's."""
+SOFTMAX_ON_FLASH = "antiphase softmax, flash"
+"""The same model with PyTorch's FlashAttention-2; on a GPU of compute capability 9, PyTorch takes cuDNN's attention."""
 COMPILED = ", compiled"
 PAIRS = ((OURS, SOFTMAX), (OURS_V2, SOFTMAX), (OURS, LLAMA), (OURS, DIFFLLAMA), (DIFFLLAMA, LLAMA))
+PAIRS_ON_GPU = (*PAIRS, (OURS, SOFTMAX_ON_FLASH), (OURS_V2, SOFTMAX_ON_FLASH))
 PAIRS_ON_CPU = ((OURS, SOFTMAX_ON_SDPA), (OURS_V2, SOFTMAX_ON_SDPA), (LLAMA_ON_OURS, LLAMA), *PAIRS)
-COMPILED_PAIRS = ((OURS + COMPILED, SOFTMAX + COMPILED), (OURS_V2 + COMPILED, SOFTMAX + COMPILED))
+COMPILED_PAIRS = tuple(
+    (one + COMPILED, other + COMPILED) for one in (OURS, OURS_V2) for other in (SOFTMAX, SOFTMAX_ON_FLASH)
+)
 SIZES: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 682, "num_hidden_layers": 6, "num_attention_heads": 8,
     "tie_word_embeddings": True,
@@ -79,7 +85,7 @@ class Setting:
 def setting_of(device: str) -> Setting:
     """Small models on a CPU, the fused kernels on a GPU."""
     if torch.device(device).type == "cuda":
-        return Setting(SIZES_ON_GPU, (2048, 4096), 16384, TRITON, is_half=True, is_compiled=True)
+        return Setting(SIZES_ON_GPU, (2048, 4096), 16384, TRITON, is_half=True, is_compiled=True, pairs=PAIRS_ON_GPU)
     return Setting(SIZES, (256, 512, 1024, 2048), 2048, pairs=PAIRS_ON_CPU)
 
 
@@ -153,7 +159,9 @@ class _Comparison:
     def run(self, models: Mapping[str, PreTrainedModel], generator: torch.Generator) -> None:
         """Run all tasks at all lengths."""
         setting, pairs = self.setting, self.setting.pairs
-        ours = {name: models[name] for name in (OURS, OURS_V2, SOFTMAX)} if setting.is_compiled else {}
+        ours = (
+            {name: models[name] for name in (OURS, OURS_V2, SOFTMAX, SOFTMAX_ON_FLASH)} if setting.is_compiled else {}
+        )
         for length in setting.lengths:
             ids = self._tokens(setting.tokens // length, length, generator)
             self._add("training step", length, partial(_steps, models, ids, setting), pairs)
@@ -197,8 +205,8 @@ def _steps(
 ) -> dict[str, Callable[[], object]]:
     """A training step of each model by name."""
     return {
-        name + COMPILED * is_compiled: training_step(
-            compiled(model) if is_compiled else model, ids, is_half=setting.is_half
+        name + COMPILED * is_compiled: _on_its_backend(
+            name, training_step(compiled(model) if is_compiled else model, ids, is_half=setting.is_half)
         ) for name, model in models.items()
     }  # fmt: skip
 
@@ -210,7 +218,25 @@ def _calls(
     ending: str = "",
 ) -> dict[str, Callable[[], object]]:
     """The call to time for each model after a prompt."""
-    return {name + ending: way(model, prompt) for name, model in models.items()}
+    found = {}
+    for name, model in models.items():
+        with _backend(name):  # some ways run the model once before
+            found[name + ending] = _on_its_backend(name, way(model, prompt))
+    return found
+
+
+def _on_its_backend(name: str, run: Callable[[], object]) -> Callable[[], object]:
+    """A call of a model with the backend of PyTorch's attention that its name demands."""
+
+    def call() -> object:
+        with _backend(name):
+            return run()
+
+    return call if name == SOFTMAX_ON_FLASH else run
+
+
+def _backend(name: str) -> AbstractContextManager[Any]:
+    return sdpa_kernel(SDPBackend.FLASH_ATTENTION) if name == SOFTMAX_ON_FLASH else nullcontext()
 
 
 def models_of(seed: int, setting: Setting, device: str) -> dict[str, PreTrainedModel]:
@@ -226,7 +252,8 @@ def models_of(seed: int, setting: Setting, device: str) -> dict[str, PreTrainedM
             DIFFLLAMA: DiffLlamaForCausalLM(DiffLlamaConfig(**sizes)),
         }
     timed = {name for pair in setting.pairs for name in pair}
-    for name, like, attention in ((SOFTMAX_ON_SDPA, SOFTMAX, "sdpa"), (LLAMA_ON_OURS, LLAMA, NAME)):
+    others = (SOFTMAX_ON_SDPA, SOFTMAX, "sdpa"), (SOFTMAX_ON_FLASH, SOFTMAX, "sdpa"), (LLAMA_ON_OURS, LLAMA, NAME)
+    for name, like, attention in others:
         if name in timed:
             models[name] = copy.deepcopy(models[like])
             models[name].set_attn_implementation(attention)

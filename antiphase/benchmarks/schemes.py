@@ -25,6 +25,8 @@ from antiphase.layers.functions import differential_output, join_halves, softmax
 from antiphase.ops.native.library import why_not_built
 
 LAM = 0.4
+CAPTURED = "decode in a CUDA graph"
+"""The task "decode" without the time that a processor needs to launch it."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +38,19 @@ class Case:
     width: int
     dtype: torch.dtype
     task: str
-    """ "forward", "forward + backward", or "decode" (one query over ``length`` cached keys, forward)."""
+    """ "forward", "forward + backward", "decode" (one query over ``length`` cached keys, forward), or ``CAPTURED``."""
     batch: int = 1
     device: str = "cpu"
 
     @property
+    def decodes(self) -> bool:
+        """Whether there is one query."""
+        return self.task in ("decode", CAPTURED)
+
+    @property
     def pairs(self) -> int:
         """Number of visible query-key pairs, over all differential heads."""
-        return (
-            self.batch * self.heads * (self.length if self.task == "decode" else self.length * (self.length + 1) // 2)
-        )
+        return self.batch * self.heads * (self.length if self.decodes else self.length * (self.length + 1) // 2)
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Scheme:
 
     def least_bytes(self, case: Case) -> int:
         """Smallest number of bytes to read and write: inputs and output, and in backward their gradients."""
-        queries = 1 if case.task == "decode" else case.length
+        queries = 1 if case.decodes else case.length
         maps, key_maps = 2 * case.heads, case.heads if self.shares_keys else 2 * case.heads
         outputs = case.heads if self.shares_keys else 2 * case.heads
         rows = queries * (maps + outputs) + 2 * case.length * key_maps
@@ -81,7 +86,7 @@ class Scheme:
 def inputs(case: Case, seed: int, *, shares_keys: bool = False) -> list[Tensor]:
     """Query, key, values as halves, and λ (fp32 scalar); the same seed gives the same numbers to every scheme."""
     generator = torch.Generator(case.device).manual_seed(seed)
-    queries = 1 if case.task == "decode" else case.length
+    queries = 1 if case.decodes else case.length
     maps, key_maps = 2 * case.heads, case.heads if shares_keys else 2 * case.heads
     sizes = [(queries, maps), (case.length, key_maps), (case.length, key_maps)]
     by_token = [
@@ -89,7 +94,7 @@ def inputs(case: Case, seed: int, *, shares_keys: bool = False) -> list[Tensor]:
         for size in sizes
     ]
     by_head = [tensor.transpose(1, 2) for tensor in by_token]
-    if case.task == "decode":
+    if case.decodes:
         by_head = [tensor.contiguous() for tensor in by_head]
     return [*by_head, torch.tensor(LAM, device=case.device)]
 

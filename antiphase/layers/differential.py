@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from antiphase.errors import InputError
 from antiphase.layers.attention import AttentionLayer, CommonArguments
 from antiphase.layers.exchange import Exchange
-from antiphase.layers.functions import antiphase_attention, refuse_unknown
+from antiphase.layers.functions import own_implementation, refuse_unknown
 from antiphase.layers.lambdas import LAMBDA_STD, check_even_maps, check_lambda_form
 from antiphase.layers.lambdas import lambda_init as schedule
 from antiphase.layers.masks import visible_keys
@@ -60,6 +60,7 @@ class _LambdaAndNorm(nn.Module):
         is_causal: bool,
         sliding_window: int | None,
         scale: float,
+        impl: str = "auto",
     ) -> Tensor | None:
         """The normalized head outputs (B, N, H, 2d) of a decoding step in one call; None if this path does not apply.
 
@@ -73,7 +74,7 @@ class _LambdaAndNorm(nn.Module):
             return None
         out = v1_step(
             query, key, value, self._vectors(), norm.weight, mask, is_causal=is_causal, sliding_window=sliding_window,
-            scale=scale, initial=self.lambda_init, eps=norm.eps, factor=norm.factor,
+            scale=scale, initial=self.lambda_init, eps=norm.eps, factor=norm.factor, impl=impl,
         )  # fmt: skip
         return None if out is None else out.transpose(1, 2)
 
@@ -94,7 +95,7 @@ class DifferentialHeads(_LambdaAndNorm):
         super().__init__()
         self.lambda_init = schedule(layer_idx)
         self._add_lambda(width)
-        self.head_norm = RMSNorm(2 * width, eps, 1.0 - self.lambda_init)
+        self.head_norm = RMSNorm(2 * width, eps, 1.0 - self.lambda_init, is_rounded=True)
         self.reset_lambda()
 
     def forward(self) -> Tensor:
@@ -235,11 +236,14 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         exchange: Exchange | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        is_step = exchange is None and query.shape[2] == 1
-        if self._is_published and is_step and self.attention_function() is antiphase_attention:
+        is_step = self._is_published and exchange is None and query.shape[2] == 1
+        impl = own_implementation(self.attention_function()) if is_step else None
+        if impl is not None:
             refuse_unknown(kwargs)
             mask, _, window = visible_keys(self, attention_mask, query, key, self.sliding_window)
-            out = self.step(query, key, value, mask, is_causal=False, sliding_window=window, scale=self.scaling)
+            out = self.step(
+                query, key, value, mask, is_causal=False, sliding_window=window, scale=self.scaling, impl=impl
+            )
             if out is not None:
                 return out, None
         return super()._attend(query, key, value, attention_mask, hidden_states, exchange=exchange, **kwargs)

@@ -107,6 +107,20 @@ def antiphase_attention(
     ).contiguous(), None  # some layers call view on it, as on transformers' own
 
 
+def triton_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """``antiphase_attention`` on the Triton kernels, or an error."""
+    return antiphase_attention(module, *args, **kwargs, impl="triton")
+
+
+def own_implementation(function: AttentionFunction) -> str | None:
+    """The implementation that one of the two functions above uses, of which a V1 layer may take the kernels of a step;
+    None for any other function.
+    """
+    if function is antiphase_attention:
+        return "auto"
+    return "triton" if function is triton_attention else None
+
+
 def eager_attention(
     module: nn.Module,
     query: Tensor,

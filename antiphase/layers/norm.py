@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from antiphase.layers.marks import mark_first_weight
 from antiphase.ops.layer import rms_norm
-from antiphase.ops.shapes import statistics_dtype
+from antiphase.ops.shapes import autocast_dtype, statistics_dtype
 
 
 class RMSNorm(nn.RMSNorm):
@@ -18,17 +18,19 @@ class RMSNorm(nn.RMSNorm):
         width: size of the last dimension.
         eps: added to the mean of squares.
         factor: 1 - λinit in the norm of a V1 layer's heads (2410.05258, equation 3).
+        is_rounded: under autocast, return autocast's dtype, for a projection that would round the result anyway.
     """
 
     eps: float
 
-    def __init__(self, width: int, eps: float, factor: float = 1.0) -> None:
+    def __init__(self, width: int, eps: float, factor: float = 1.0, *, is_rounded: bool = False) -> None:
         super().__init__(width, eps=eps)
-        self.factor = factor
+        self.factor, self.is_rounded = factor, is_rounded
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, width) in the weight's dtype, also under autocast."""
-        return rms_norm(x, self.weight, self.eps, self.factor)
+        """(…, width) in the weight's dtype, also under autocast unless ``is_rounded``."""
+        dtype = autocast_dtype(x, self.weight) if self.is_rounded else None
+        return rms_norm(x, self.weight, self.eps, self.factor, dtype)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.factor == 1.0 else f", factor={self.factor:g}")

@@ -32,9 +32,9 @@ AUTO_MAP = {
 }
 PARTS = "antiphase.models.portable_parts"
 REPLACED = {
-    "antiphase.ops.layer.rms_norm": "antiphase.ops.layer.plain_rms_norm",
-    "antiphase.ops.layer.exponential_lambda": "antiphase.ops.layer.plain_lambda",
-    "antiphase.ops.layer.cross_entropies": "antiphase.ops.layer.plain_cross_entropies",
+    "antiphase.ops.layer.rms_norm": "antiphase.ops.plain.plain_rms_norm",
+    "antiphase.ops.layer.exponential_lambda": "antiphase.ops.plain.plain_lambda",
+    "antiphase.ops.layer.cross_entropies": "antiphase.ops.plain.plain_cross_entropies",
     "antiphase.layers.functions.antiphase_attention": f"{PARTS}.eager_attention",
     "antiphase.models.attention.function_for": f"{PARTS}.function_for",
     "antiphase.models.pretrained.chosen_implementation": f"{PARTS}.chosen_implementation",

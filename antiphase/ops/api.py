@@ -21,6 +21,7 @@ from antiphase.ops.native.operators import attention_of_few, native_attention
 from antiphase.ops.reference import reference_attention
 from antiphase.ops.shapes import (
     Shapes,
+    autocast_dtype,
     check_alike,
     check_lam,
     check_mask,
@@ -185,11 +186,8 @@ def _check_window(sliding_window: int, shapes: Shapes) -> int:
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast to autocast's dtype if it is enabled; fp64 stays, as everywhere in autocast."""
-    kind = tensors[0].device.type
-    if kind == "meta" or not torch.is_autocast_enabled(kind):
-        return tensors
-    lower = torch.get_autocast_dtype(kind)
-    return tuple(tensor if tensor.dtype == torch.float64 else tensor.to(lower) for tensor in tensors)
+    dtypes = [autocast_dtype(tensor) for tensor in tensors]
+    return tuple(t if dtype is None else t.to(dtype) for t, dtype in zip(tensors, dtypes, strict=True))
 
 
 def _resolve_impl(impl: str, query: Tensor, key: Tensor, value: Tensor, value_width: int, scale: float) -> str:
@@ -221,6 +219,13 @@ def _launch() -> ModuleType:
     from antiphase.ops.triton import launch
 
     return launch
+
+
+def _few() -> ModuleType:
+    """The module that launches the kernels of a decoding step."""
+    from antiphase.ops.triton import few
+
+    return few
 
 
 def _native_attention(
@@ -381,14 +386,55 @@ def attend_cached(
             query, key, value, lam, mask,
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
         )  # fmt: skip
-    most = FEW_ROWS_OF_KERNELS if value_width <= 128 else FEW_ROWS
-    if chosen != "triton" or _differentiates(query, key, value, lam) or not is_few(query, key, groups, mask, most):
+    if chosen != "triton" or _differentiates(query, key, value, lam):
+        return None
+    if not is_few(query, key, groups, mask, _most_rows(value_width)):
         return None
     _refuse_transforms("Triton", query, key, value, lam)
     check_alike(query, key, value)
-    launch = _kernels(query, value_width)
+    _kernels(query, value_width)
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
-    return launch.triton_attend_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
+    return _few().triton_attend_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
+
+
+def _most_rows(value_width: int) -> int:
+    """Largest number of rows of ``is_few`` for the kernels."""
+    return FEW_ROWS_OF_KERNELS if value_width <= 128 else FEW_ROWS
+
+
+def triton_v1_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    vectors: Sequence[Tensor],
+    weight: Tensor,
+    mask: Tensor | None,
+    *,
+    groups: int,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float,
+    initial: float,
+    eps: float,
+    factor: float,
+) -> Tensor | None:
+    """``layer.v1_step`` on the Triton kernels, with a mask (1|B, 1|H, 1|N, M); None if they do not support the call."""
+    tensors = query, key, value, *vectors, weight
+    value_width = value.shape[1] // groups * value.shape[3]
+    if (
+        torch.is_autocast_enabled(query.device.type)
+        or not query.dtype == key.dtype == value.dtype == weight.dtype
+        or not all(t.device == query.device and t.is_contiguous() for t in (*vectors, weight))
+        or _differentiates(*tensors)
+        or not is_few(query, key, groups, mask, _most_rows(value_width))
+        or not _runs_on_triton(query, key, value, value_width)
+    ):
+        return None
+    key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
+    out: Tensor = _few().triton_v1_step(
+        query, key, value, *vectors, weight, mask, groups, is_causal, sliding_window or 0, scale, initial, eps, factor
+    )
+    return out
 
 
 def _refuse_transforms(name: str, *tensors: Tensor) -> None:

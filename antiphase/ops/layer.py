@@ -1,22 +1,26 @@
-"""Operations of a layer around attention, on the native kernels if possible: norms, λ, a V1 decoding step, losses."""
+"""Operations of a layer around attention, on compiled kernels if possible: norms, λ, a V1 decoding step, losses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.functional import cross_entropy
 
+from antiphase.ops.api import triton_v1_step, why_no_kernels
 from antiphase.ops.decoding import is_few, within_window
+from antiphase.ops.dispatch import PLAIN
 from antiphase.ops.native import layer, loss
 from antiphase.ops.native.library import DTYPES, why_not_built
-from antiphase.ops.native.operators import PLAIN
+from antiphase.ops.plain import plain_cross_entropies, plain_lambda, plain_rms_norm
 from antiphase.ops.shapes import four_dimensions
 
 
-def rms_norm(tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> Tensor:
+def rms_norm(
+    tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0, dtype: torch.dtype | None = None
+) -> Tensor:
     """RMSNorm over the last dimension, factor · x / √(mean of x² + eps) · weight (Zhang & Sennrich, 1910.07467, eq. 4).
 
     Args:
@@ -25,22 +29,23 @@ def rms_norm(tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0) ->
         weight: (width,).
         eps: added to the mean of squares.
         factor: a constant; 1 - λinit for the heads of a V1 layer.
+        dtype: of the result; None means the weight's.
 
     Returns:
-        (…, width) in the weight's dtype.
+        (…, width).
     """
+    is_single = factor == 1.0 and dtype in (None, weight.dtype)  # one operation of PyTorch's, quicker to launch
+    if not is_single and _is_served_on_gpu(tensor, weight):
+        kernels, dtype = _kernels(), weight.dtype if dtype is None else dtype
+        run = kernels.norm_with_derivatives if _differentiates((tensor, weight)) else kernels.normalize
+        out: Tensor = run(tensor, weight, eps, factor, dtype)
+        return out
     tensor = tensor.to(weight.dtype)
-    if _is_served(tensor, weight):
-        if torch.is_grad_enabled() and (tensor.requires_grad or weight.requires_grad):
-            return layer.native_norm_with_derivatives(tensor, weight, eps, factor)
-        return layer.norm(tensor, weight, eps, factor)
-    return plain_rms_norm(tensor, weight, eps, factor)
-
-
-def plain_rms_norm(tensor: Tensor, weight: Tensor, eps: float, factor: float = 1.0) -> Tensor:
-    """``rms_norm`` by PyTorch."""
-    out = torch.rms_norm(tensor.to(weight.dtype), weight.shape, weight, eps)
-    return out if factor == 1.0 else out * factor
+    if not _is_served(tensor, weight):
+        return plain_rms_norm(tensor, weight, eps, factor, dtype)
+    run = layer.native_norm_with_derivatives if _differentiates((tensor, weight)) else layer.norm
+    out = run(tensor, weight, eps, factor)
+    return out if dtype is None else out.to(dtype)
 
 
 def exponential_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
@@ -51,19 +56,14 @@ def exponential_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
         initial: λinit.
     """
     q1, k1, q2, k2 = vectors
+    if _is_served_on_gpu(*vectors):
+        kernels = _kernels()
+        run = kernels.lambda_with_derivatives if _differentiates(vectors) else kernels.lambda_of
+        lam: Tensor = run(q1, k1, q2, k2, initial)
+        return lam
     if not _differentiates(vectors) and _is_served(*vectors) and q1.dtype == torch.float32:
         return layer.lambda_of(q1, k1, q2, k2, initial)
     return plain_lambda(vectors, initial)
-
-
-def plain_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
-    """``exponential_lambda`` by PyTorch."""
-    q1, k1, q2, k2 = vectors
-    with torch.autocast(q1.device.type, enabled=False):
-        wide = torch.promote_types(q1.dtype, torch.float32)
-        first = torch.exp(torch.dot(q1.to(wide), k1.to(wide)))
-        second = torch.exp(torch.dot(q2.to(wide), k2.to(wide)))
-        return first - second + initial
 
 
 def v1_step(
@@ -80,6 +80,7 @@ def v1_step(
     initial: float,
     eps: float,
     factor: float,
+    impl: str = "auto",
 ) -> Tensor | None:
     """λ, attention and the head norm of a decoding step in one call; None if this path does not apply.
 
@@ -92,12 +93,18 @@ def v1_step(
         weight, eps, factor: of ``rms_norm``, (2d,).
         mask: boolean, broadcastable to (B, 1, N, M), True = may attend.
         is_causal, sliding_window, scale: of ``differential_attention``.
+        impl: "auto", or "triton" to use the Triton kernels or none.
 
     Returns:
         (B, H, N, 2d) in the query's dtype.
     """
     groups = key.shape[1] // 2
     mask = four_dimensions(mask, key.shape[2])
+    if query.is_cuda or impl == "triton":
+        return triton_v1_step(
+            query, key, value, vectors, weight, mask, groups=groups, is_causal=is_causal,
+            sliding_window=sliding_window, scale=scale, initial=initial, eps=eps, factor=factor,
+        )  # fmt: skip
     if (
         not _is_served(query, key, value, weight)
         or not all(v.is_cpu and v.dtype == torch.float32 and not v.is_neg() for v in vectors)
@@ -127,34 +134,46 @@ def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
     return plain_cross_entropies(logits, targets)
 
 
-def plain_cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
-    """``cross_entropies`` by PyTorch."""
-    return cross_entropy(logits.to(torch.promote_types(logits.dtype, torch.float32)), targets, reduction="none")
+def _is_plain_call(tensors: Sequence[Tensor]) -> bool:
+    """Whether small operators of this package may take the place of PyTorch's. Not while a compiler can fuse these or a
+    tracer or mode records them, nor in forward mode or under torch.func, which need other derivatives, nor for
+    subclasses of tensors, which have rules of their own for PyTorch's operators.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and torch._C._get_tracing_state() is None
+        and forward_ad._current_level < 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and PLAIN.issuperset(map(type, tensors))
+    )
+
+
+def _is_served_on_gpu(*tensors: Tensor) -> bool:
+    """Whether to use the small Triton kernels for these tensors."""
+    first = tensors[0]
+    if not first.is_cuda or torch._C._len_torch_dispatch_stack() > 0 or not _is_plain_call(tensors):
+        return False
+    if why_no_kernels(first.device) is not None:
+        return False
+    return all(tensor.device == first.device for tensor in tensors) and _kernels().supports(*tensors)
+
+
+def _kernels() -> ModuleType:
+    """The small Triton kernels."""
+    from antiphase.ops.triton import layer
+
+    return layer
 
 
 def _is_served(*tensors: Tensor) -> bool:
-    """Whether to use the small native operators for these tensors of one dtype. Not while a compiler can fuse PyTorch's
-    own operators or a tracer records them, nor in forward mode or under torch.func, which need other derivatives, nor
-    for subclasses of tensors, which have rules of their own for PyTorch's operators.
-    """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    """Whether to use the small native operators for these tensors of one dtype."""
+    if not _is_plain_call(tensors):
         return False
     dtype = tensors[0].dtype
     for tensor in tensors:
-        if (
-            type(tensor) not in PLAIN
-            or tensor.dtype != dtype
-            or not tensor.is_cpu
-            or tensor.is_neg()
-            or tensor.numel() == 0
-        ):
+        if tensor.dtype != dtype or not tensor.is_cpu or tensor.is_neg() or tensor.numel() == 0:
             return False
-    return (
-        dtype in DTYPES
-        and forward_ad._current_level < 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-        and why_not_built() is None
-    )
+    return dtype in DTYPES and why_not_built() is None
 
 
 def _differentiates(tensors: Sequence[Tensor]) -> bool:

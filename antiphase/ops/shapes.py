@@ -41,6 +41,14 @@ def statistics_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
+def autocast_dtype(*tensors: Tensor) -> torch.dtype | None:
+    """The dtype to which autocast rounds these tensors; None if it is off, or for fp64, which it leaves as it is."""
+    kind = tensors[0].device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    return None if any(t.dtype == torch.float64 for t in tensors) else torch.get_autocast_dtype(kind)
+
+
 def has_bf16_instructions() -> bool:
     """Whether the processor multiplies matrices in bf16 faster than in fp32, which takes AVX-512 BF16."""
     return torch.cpu._is_avx512_bf16_supported()

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from antiphase.config import load_preset
 from antiphase.models.initialization import initialize
 from antiphase.models.transformer import AntiphaseForCausalLM
-from antiphase.ops.layer import plain_cross_entropies
+from antiphase.ops.plain import plain_cross_entropies
 from antiphase.training import loop
 from antiphase.training.distributed import processes
 from antiphase.training.loop import NextTokenLoss

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from antiphase.ops.dispatch import bypassing_dispatcher, operator
 from antiphase.ops.native.library import FEW, check_vectors, library, run, run_norm
-from antiphase.ops.native.operators import bypassing_dispatcher, empty_output, operator, rows
+from antiphase.ops.native.operators import empty_output, rows
 
 
 def normalize(tensor: Tensor, weight: Tensor, eps: float, factor: float) -> Tensor:

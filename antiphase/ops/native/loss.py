@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from antiphase.ops.dispatch import operator
 from antiphase.ops.native.library import DTYPES, LOSS_PROBLEM, address, holds, library, threads_of_torch
-from antiphase.ops.native.operators import operator, rows
+from antiphase.ops.native.operators import rows
 from antiphase.ops.shapes import IGNORED_TARGET, statistics_dtype
 
 

@@ -5,49 +5,14 @@ One map per head is softmax attention, two are differential attention. Legend as
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from types import NoneType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from antiphase.ops.dispatch import bypassing_dispatcher, operator
 from antiphase.ops.native.library import BACKWARD, FEW, FORWARD, run
 from antiphase.ops.shapes import statistics_dtype
-
-OPERATORS = torch.library.Library("antiphase", "FRAGMENT")
-
-
-def operator(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Register ``function`` as a CPU operator, with less overhead per call than ``custom_op``."""
-    OPERATORS.define(name + torch.library.infer_schema(function, mutates_args=()))
-    OPERATORS.impl(name, function, "CPU")
-    operator: Callable[..., Any] = getattr(torch.ops.antiphase, name).default
-    return operator
-
-
-PLAIN = frozenset({Tensor, nn.Parameter, NoneType, bool, int, float})
-
-
-def bypassing_dispatcher(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator without derivatives that bypasses PyTorch's dispatcher unless a mode, transform, compiler, tracer or
-    profiler needs to see the call: a decoding step of a small model takes little longer than the dispatcher itself.
-    """
-
-    @wraps(function)
-    def call(*args: Any) -> Any:
-        is_watched = (
-            torch.compiler.is_compiling()
-            or torch._C._autograd._profiler_enabled()
-            or torch._C._get_tracing_state() is not None
-            or torch._C._len_torch_dispatch_stack() > 0
-            or torch._C._functorch.peek_interpreter_stack() is not None
-            or not PLAIN.issuperset(map(type, args))
-        )
-        return operator(*args) if is_watched else function(*args)
-
-    return call
 
 
 def rows(tensor: Tensor) -> Tensor:

@@ -103,16 +103,13 @@ def _sweep_queries(
 @triton.jit(do_not_specialize=["all_queries", "all_keys"])
 def keys_kernel(
     query, key, value, lam, mask, grad, logsumexp, deltas, query_edges, key_edges, grad_key, grad_value,
-    query_strides, key_strides, value_strides, lam_strides, mask_strides, grad_strides,
-    heads, value_heads, all_queries, all_keys, scale, factor,
+    grad_key_strides, grad_value_strides, query_strides, key_strides, value_strides, lam_strides, mask_strides,
+    grad_strides, heads, value_heads, all_queries, all_keys, scale, factor,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HAS_MASK: tl.constexpr, PACKED: tl.constexpr, RAISE: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of one block of keys and values. Grid: (batch or sequences) × value heads, blocks of keys.
-
-    ``grad_key`` and ``grad_value`` are contiguous.
-    """
+    """Gradients of one block of keys and values. Grid: (batch or sequences) × value heads, blocks of keys."""
     group, batch, first_query, queries, first_key, keys = owner(
         value_heads, query_edges, key_edges, all_queries, all_keys, PACKED
     )
@@ -167,12 +164,13 @@ def keys_kernel(
             )  # fmt: skip
         sum_1, sum_2, sum_values = sums
 
-    line = (batch * value_heads + group) * all_keys + first_key
-    store_rows(grad_value + line * VALUE_WIDTH, VALUE_WIDTH, columns, keys, sum_values, BLOCK_DV, VALUE_WIDTH)
-    line = (batch * value_heads + group) * KEY_MAPS * all_keys + first_key
-    store_rows(grad_key + line * WIDTH, WIDTH, columns, keys, sum_1 * factor, BLOCK_D, WIDTH)
+    grad_value = at(grad_value, grad_value_strides, batch, group, first_key)
+    store_rows(grad_value, grad_value_strides[2], columns, keys, sum_values, BLOCK_DV, VALUE_WIDTH)
+    grad_key = at(grad_key, grad_key_strides, batch, KEY_MAPS * group, first_key)
+    store_rows(grad_key, grad_key_strides[2], columns, keys, sum_1 * factor, BLOCK_D, WIDTH)
     if KEY_MAPS == 2:
-        store_rows(grad_key + (line + all_keys) * WIDTH, WIDTH, columns, keys, sum_2 * factor, BLOCK_D, WIDTH)
+        grad_key += grad_key_strides[1]
+        store_rows(grad_key, grad_key_strides[2], columns, keys, sum_2 * factor, BLOCK_D, WIDTH)
 
 
 @triton.jit
@@ -211,13 +209,13 @@ def _sweep_keys(
 @triton.jit(do_not_specialize=["all_queries", "all_keys"])
 def queries_kernel(
     query, key, value, lam, mask, grad, logsumexp, deltas, query_edges, key_edges, grad_query,
-    query_strides, key_strides, value_strides, lam_strides, mask_strides, grad_strides,
+    grad_query_strides, query_strides, key_strides, value_strides, lam_strides, mask_strides, grad_strides,
     heads, value_heads, all_queries, all_keys, scale, factor,
     WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, KEY_MAPS: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
     HAS_MASK: tl.constexpr, PACKED: tl.constexpr, RAISE: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of one block of queries. Grid as for the forward kernel; ``grad_query`` is contiguous."""
+    """Gradient of one block of queries. Grid as for the forward kernel."""
     head, batch, first_query, queries, first_key, keys = owner(
         heads, query_edges, key_edges, all_queries, all_keys, PACKED
     )
@@ -266,5 +264,7 @@ def queries_kernel(
         BLOCK_D, BLOCK_DV, BLOCK_N, KEY_MAPS, CAUSAL, WINDOW, HAS_MASK, RAISE, True,
     )  # fmt: skip
     sum_1, sum_2 = sums
-    store_rows(grad_query + lines * WIDTH, WIDTH, rows, queries, sum_1 * factor, BLOCK_D, WIDTH)
-    store_rows(grad_query + (lines + all_queries) * WIDTH, WIDTH, rows, queries, sum_2 * factor, BLOCK_D, WIDTH)
+    grad_query = at(grad_query, grad_query_strides, batch, 2 * head, first_query)
+    store_rows(grad_query, grad_query_strides[2], rows, queries, sum_1 * factor, BLOCK_D, WIDTH)
+    grad_query += grad_query_strides[1]
+    store_rows(grad_query, grad_query_strides[2], rows, queries, sum_2 * factor, BLOCK_D, WIDTH)

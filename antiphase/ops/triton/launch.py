@@ -1,4 +1,4 @@
-"""PyTorch operators that launch the Triton kernels: supported calls, block sizes, autograd.
+"""PyTorch operators that launch the kernels of whole sequences: supported calls, block sizes, autograd.
 
 On a CPU they run only under Triton's interpreter (``TRITON_INTERPRET=1``), for tests.
 """
@@ -10,6 +10,7 @@ import shutil
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,9 @@ import torch
 import triton
 from torch import Tensor
 
+from antiphase.ops.dispatch import is_watched, operator
 from antiphase.ops.shapes import Shapes, check_tensors
 from antiphase.ops.triton.backward import deltas_kernel, keys_kernel, queries_kernel
-from antiphase.ops.triton.decode import join_kernel, span_kernel
 from antiphase.ops.triton.forward import forward_kernel
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -28,6 +29,8 @@ HAS_COMPILER = (
     and Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").is_file()
 )  # fmt: skip
 """Whether Triton can compile the code that launches kernels, an extension of Python."""
+DEVICES = ("CPU", "CUDA")
+"""Where operators are registered: on a CPU, kernels run under the interpreter."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST, WIDEST_VALUE = 128, 256
 REMEDY = 'use impl="blockwise", or attn_implementation="antiphase" for a model'
@@ -37,8 +40,6 @@ SHARED_KIB, SHARED_KIB_FROM_9 = 163, 227
 """Shared memory that a thread block may need, in KiB: what compute capabilities 8.0, 9.0 and 10.0 have, though not
 every GPU between and after them.
 """
-MOST_SPANS = 64
-"""Largest number of key spans in a decoding step."""
 MOST_BLOCKS = 65535
 """Largest number of blocks along a sequence: CUDA's limit for the second dimension of a grid."""
 LONGEST = MOST_BLOCKS * LEAST_BLOCK
@@ -118,9 +119,16 @@ def override_blocks(blocks: Mapping[str, Blocks]) -> Iterator[None]:
         _OVERRIDES.update(before)
 
 
+@cache
 def major_capability(device: torch.device) -> int:
     """The first number of a GPU's compute capability; under the interpreter, that of the GPU in the benchmarks."""
     return torch.cuda.get_device_properties(device).major if device.type == "cuda" else 9
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """Number of a GPU's multiprocessors; a few under the interpreter, so that its tests divide keys into spans."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def why_not(query: Tensor, value_width: int) -> str | None:
@@ -137,6 +145,10 @@ def why_not(query: Tensor, value_width: int) -> str | None:
 
 def why_not_on(device: torch.device) -> str | None:
     """Why the kernels do not run on a device, and what would work; None if they do."""
+    return _find_why_not(device) if torch.compiler.is_compiling() else _why_not(device)
+
+
+def _find_why_not(device: torch.device) -> str | None:
     if device.type == "cuda" and torch.cuda.is_available():  # tensors that only have shapes need no GPU
         gpu = torch.cuda.get_device_properties(device)
         shared = getattr(gpu, "shared_memory_per_block_optin", 0)  # missing on AMD GPUs
@@ -152,6 +164,9 @@ def why_not_on(device: torch.device) -> str | None:
     if device.type == "cpu" and INTERPRETED:
         return None
     return f"the Triton kernels need a CUDA device, got {device}; {REMEDY}"
+
+
+_why_not = cache(_find_why_not)
 
 
 def padded(width: int) -> int:
@@ -179,7 +194,7 @@ class _Call:
         self.constants: dict[str, Any] = {
             "WIDTH": shape.width, "VALUE_WIDTH": shape.value_width, "BLOCK_D": padded(shape.width),
             "BLOCK_DV": padded(shape.value_width), "KEY_MAPS": shape.key_maps,
-            "CAUSAL": is_causal or sliding_window > 0, "WINDOW": _window_of(sliding_window, shape.keys),
+            "CAUSAL": is_causal or sliding_window > 0, "WINDOW": window_of(sliding_window, shape.keys),
             "HAS_MASK": mask is not None, "RAISE": INTERPRETED,
         }  # fmt: skip
 
@@ -199,7 +214,7 @@ class _Call:
         return blocks_of(kernel, *widths, self.query.dtype, major, has_mask=self.mask is not None)
 
 
-def _window_of(sliding_window: int, keys: int) -> int:
+def window_of(sliding_window: int, keys: int) -> int:
     """The window as the kernels take it: one that covers all keys hides nothing and might exceed 32 bits."""
     return sliding_window if sliding_window < keys else 0
 
@@ -230,8 +245,7 @@ def _empty_output(query: Tensor, value: Tensor, dtype: torch.dtype | None = None
     return query.new_empty(batch, queries, maps // 2, value.shape[-1], dtype=dtype or query.dtype).transpose(1, 2)
 
 
-@torch.library.custom_op("antiphase::triton_attention", mutates_args=())
-def triton_attention(
+def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -275,7 +289,10 @@ def triton_attention(
     return out, second, logsumexp
 
 
-@triton_attention.register_fake
+_attend = operator("triton_attention", attend, DEVICES)
+
+
+@torch.library.register_fake("antiphase::triton_attention")
 def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     save = rest[-1]
     out = _empty_output(query, value)
@@ -284,8 +301,7 @@ def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Te
     return out, second, query.new_empty((batch, maps // 2, 2, queries if save else 0), dtype=torch.float32)
 
 
-@torch.library.custom_op("antiphase::triton_attention_backward", mutates_args=())
-def triton_attention_backward(
+def attend_backward(
     grad: Tensor,
     out: Tensor,
     second: Tensor,
@@ -307,52 +323,59 @@ def triton_attention_backward(
     call = _Call(query, key, value, lam, mask, query_edges, key_edges, is_causal, sliding_window)
     shape = call.shape
     grad = grad if grad.stride(-1) == 1 else grad.contiguous()
-    deltas = _deltas(call, grad, out, second, logsumexp)
-    make = torch.empty if out.numel() and shape.keys else torch.zeros
-    grad_query, grad_key, grad_value = (make(t.shape, dtype=t.dtype, device=t.device) for t in (query, key, value))
-    if out.numel() and shape.keys:
-        tensors = call.query, call.key, call.value, call.lam, call.mask, grad, logsumexp, deltas, *call.edges
-        numbers = (*call.strides(), grad.stride()[:3], *call.sizes, scale * math.log2(math.e), scale)
-        options = {**call.constants, "PACKED": query_edges is not None}
-        blocks = call.blocks("keys")
-        grid = (call.sequences * shape.value_heads, _block_count(longest_key, blocks.keys))
-        with torch.cuda.device_of(query):
-            keys_kernel[grid](*tensors, grad_key, grad_value, *numbers, **options, **_options(blocks))
-        blocks = call.blocks("queries")
-        grid = (call.sequences * shape.heads, _block_count(longest_query, blocks.queries))
-        with torch.cuda.device_of(query):
-            queries_kernel[grid](*tensors, grad_query, *numbers, **options, **_options(blocks))
-    return (
-        grad_query,
-        grad_key,
-        grad_value,
-        (-deltas[:, :, 1]).sum_to_size(lam.shape).to(lam.dtype).contiguous(),
-    )
-
-
-def _deltas(call: _Call, grad: Tensor, out: Tensor, second: Tensor, logsumexp: Tensor) -> Tensor:
-    """δ1 and δ2 of ``deltas_kernel``, (B, H, 2, N) in fp32."""
-    shape, deltas = call.shape, torch.empty_like(logsumexp)
-    if out.numel():
-        with torch.cuda.device_of(call.query):
-            deltas_kernel[shape.batch * shape.heads * triton.cdiv(shape.queries, LEAST_BLOCK),](
-                grad, out, second, call.lam, deltas, grad.stride()[:3], out.stride()[:3], second.stride()[:3],
-                call.lam.stride(), shape.heads, shape.queries, VALUE_WIDTH=shape.value_width,
-                BLOCK_DV=call.constants["BLOCK_DV"], BLOCK_M=LEAST_BLOCK, num_warps=4,
+    deltas = torch.empty_like(logsumexp)
+    with torch.cuda.device_of(query):
+        if out.numel():
+            _launch_deltas(call, grad, out, second, deltas)
+        if not out.numel() or not shape.keys:
+            grads = [torch.zeros_like(empty) for empty in _empty_grads(query, key, value)]
+        else:
+            grads = _empty_grads(query, key, value)
+            grad_query, grad_key, grad_value = grads
+            tensors = call.query, call.key, call.value, call.lam, call.mask, grad, logsumexp, deltas, *call.edges
+            numbers = (*call.strides(), grad.stride()[:3], *call.sizes, scale * math.log2(math.e), scale)
+            options = {**call.constants, "PACKED": query_edges is not None}
+            blocks = call.blocks("keys")
+            grid = (call.sequences * shape.value_heads, _block_count(longest_key, blocks.keys))
+            keys_kernel[grid](
+                *tensors, grad_key, grad_value, grad_key.stride()[:3], grad_value.stride()[:3], *numbers, **options,
+                **_options(blocks),
             )  # fmt: skip
-    return deltas
+            blocks = call.blocks("queries")
+            grid = (call.sequences * shape.heads, _block_count(longest_query, blocks.queries))
+            queries_kernel[grid](*tensors, grad_query, grad_query.stride()[:3], *numbers, **options, **_options(blocks))
+    grad_lam = (-deltas[:, :, 1]).sum_to_size(lam.shape).to(lam.dtype).contiguous()
+    return grads[0], grads[1], grads[2], grad_lam
 
 
-@triton_attention_backward.register_fake
+def _empty_grads(*tensors: Tensor) -> list[Tensor]:
+    """Gradients of query, key and value, stored as (B, N, heads, width), the layout in which projections need them."""
+    return [t.new_empty(t.shape[0], t.shape[2], t.shape[1], t.shape[3]).transpose(1, 2) for t in tensors]
+
+
+def _launch_deltas(call: _Call, grad: Tensor, out: Tensor, second: Tensor, deltas: Tensor) -> None:
+    """Compute δ1 and δ2 of ``deltas_kernel``, (B, H, 2, N) in fp32."""
+    shape = call.shape
+    deltas_kernel[shape.batch * shape.heads * triton.cdiv(shape.queries, LEAST_BLOCK),](
+        grad, out, second, call.lam, deltas, grad.stride()[:3], out.stride()[:3], second.stride()[:3],
+        call.lam.stride(), shape.heads, shape.queries, VALUE_WIDTH=shape.value_width,
+        BLOCK_DV=call.constants["BLOCK_DV"], BLOCK_M=LEAST_BLOCK, num_warps=4,
+    )  # fmt: skip
+
+
+_attend_backward = operator("triton_attention_backward", attend_backward, DEVICES)
+
+
+@torch.library.register_fake("antiphase::triton_attention_backward")
 def _(
     grad: Tensor, out: Tensor, second: Tensor, logsumexp: Tensor, query: Tensor, key: Tensor, value: Tensor,
     lam: Tensor, *rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    query, key, value = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
+    query, key, value = _empty_grads(query, key, value)
     return query, key, value, torch.empty_like(lam, memory_format=torch.contiguous_format)
 
 
-def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # torch.library gives no types
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *tensors, longest_query, longest_key, is_causal, sliding_window, scale, _ = inputs
     ctx.arguments = longest_query, longest_key, is_causal, sliding_window, scale
     ctx.save_for_backward(*output, *tensors)
@@ -360,82 +383,40 @@ def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
     ctx.set_materialize_grads(False)  # else the second and third outputs would get zeros of full size
 
 
-def _backward(ctx, grad, *unused):  # type: ignore[no-untyped-def]  # torch.library gives no types
+def _backward(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 13
-    return (*triton_attention_backward(grad, *ctx.saved_tensors, *ctx.arguments), *(None,) * 9)
+    arguments = grad, *ctx.saved_tensors, *ctx.arguments
+    # only the operator can refuse second derivatives
+    backward = _attend_backward if torch.is_grad_enabled() or is_watched(arguments) else attend_backward
+    return (*backward(*arguments), *(None,) * 9)
 
 
-def _refuse_backward(ctx, *grads):  # type: ignore[no-untyped-def]  # torch.library gives no types
+def _refuse_backward(ctx: Any, *grads: Tensor) -> None:
     raise RuntimeError(
         'the Triton implementation has no second derivatives; use differential_attention(..., impl="reference")'
     )
 
 
-triton_attention.register_autograd(_backward, setup_context=_setup_context)
-triton_attention_backward.register_autograd(_refuse_backward)
+torch.library.register_autograd("antiphase::triton_attention", _backward, setup_context=_setup_context)
+torch.library.register_autograd("antiphase::triton_attention_backward", _refuse_backward)
 
 
-def _few_output(query: Tensor, value: Tensor, groups: int) -> Tensor:
-    batch, maps, queries, _ = query.shape
-    return query.new_empty(batch, queries, maps // 2, value.shape[1] // groups * value.shape[-1]).transpose(1, 2)
+class _Attend(torch.autograd.Function):
+    """``attend`` with gradients, without the dispatcher, which takes longer than the launch of its kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        output = attend(*inputs)
+        _setup_context(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_backward)
 
 
-@torch.library.custom_op("antiphase::triton_attend_few", mutates_args=())
-def triton_attend_few(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lam: Tensor,
-    mask: Tensor | None,
-    groups: int,
-    is_causal: bool,
-    sliding_window: int,
-    scale: float,
-) -> Tensor:
-    """``decoding.attend_few`` in two kernels, not differentiable; arguments and result as there; window 0: none."""
-    batch, maps, queries, width = query.shape
-    heads, keys = maps // 2, key.shape[2]
-    parts = value.shape[1] // groups
-    value_width = parts * value.shape[-1]
-    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
-    lam = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).expand(batch, heads, queries)
-    strides: tuple[int, ...] = (0, 0, 0, 0)
-    if mask is not None:
-        mask = mask.expand(batch, heads, queries, keys).view(torch.uint8)
-        strides = mask.stride()
-    repeats = heads // groups
-    rows = padded(repeats * queries)
-    programs = 2 * torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 8
-    wanted = min(MOST_SPANS, max(1, programs // max(1, batch * groups)))
-    blocks = blocks_of(
-        "span", padded(width), padded(value_width), query.dtype, major_capability(query.device),
-        has_mask=mask is not None,
-    )  # fmt: skip
-    span = blocks.keys * triton.cdiv(triton.cdiv(keys, wanted), blocks.keys)
-    spans = triton.cdiv(keys, span)
-    kinds: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
-    sums = torch.empty((batch, groups, spans, 2, rows, value_width), **kinds)
-    highest, totals = (torch.empty((batch, groups, spans, 2, rows), **kinds) for _ in range(2))
-    out = _few_output(query, value, groups)
-    constants = {"VALUE_WIDTH": value_width, "BLOCK_DV": padded(value_width), "ROWS": rows}
-    with torch.cuda.device_of(query):
-        span_kernel[batch * groups, spans](
-            query, key, value, lam, mask, sums, highest, totals,
-            query.stride()[:3], key.stride()[:3], value.stride()[:3], lam.stride(), strides,
-            heads, groups, queries, keys, span, scale * math.log2(math.e), **constants,
-            WIDTH=width, BLOCK_D=padded(width), BLOCK_N=blocks.keys, KEY_MAPS=key.shape[1] // groups, PARTS=parts,
-            CAUSAL=is_causal or sliding_window > 0, WINDOW=_window_of(sliding_window, keys), HAS_MASK=mask is not None,
-            RAISE=INTERPRETED, num_warps=blocks.warps, num_stages=blocks.stages,
-        )  # fmt: skip
-    with torch.cuda.device_of(query):
-        join_kernel[batch * groups, repeats * queries](
-            sums, highest, totals, lam, out, lam.stride(), out.stride()[:3], heads, groups, queries, spans, **constants,
-            BLOCK_SPANS=triton.next_power_of_2(spans), num_warps=4,
-        )  # fmt: skip
-    return out
-
-
-@triton_attend_few.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, mask: Tensor | None, groups: int, *rest: Any) -> Tensor:
-    return _few_output(query, value, groups)
+def triton_attention(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """``attend`` with gradients, as an operator where something needs to see the call."""
+    save = arguments[-1]
+    run = _attend if is_watched(arguments) else _Attend.apply if save else attend
+    found: tuple[Tensor, Tensor, Tensor] = run(*arguments)
+    return found

@@ -214,3 +214,18 @@ def normalized(highest, total, sums):
     """Output (n, dv) and log-sum-exp (n,) of a softmax; 0 and +inf if no key was seen, so that weights are 0."""
     divisor = tl.where(total == 0.0, 1.0, total)
     return sums / divisor[:, None], tl.where(total == 0.0, -MINUS_INFINITY, highest + tl.log2(divisor))
+
+
+@triton.jit
+def dot(first, second, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Scalar product of two contiguous vectors (d,) in fp32."""
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    left = tl.load(first + columns, mask=inside, other=0.0).to(tl.float32)
+    return tl.sum(left * tl.load(second + columns, mask=inside, other=0.0).to(tl.float32), 0)
+
+
+@triton.jit
+def exponential_lambda(q1, k1, q2, k2, initial, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """λ = exp(λq1·λk1) - exp(λq2·λk2) + λinit (2410.05258, equation 2)."""
+    return tl.exp(dot(q1, k1, WIDTH, BLOCK)) - tl.exp(dot(q2, k2, WIDTH, BLOCK)) + initial

@@ -13,6 +13,7 @@ from support import attention
 from support.attention import in_full, run
 
 launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
+few = pytest.importorskip("antiphase.ops.triton.few", reason="Triton is not installed", exc_type=ImportError)
 
 TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
 inputs = partial(attention.inputs, dtype=torch.float32)
@@ -233,8 +234,8 @@ def test_a_few_queries(key_maps, heads, groups, queries, keys, is_masked, option
 def test_a_few_queries_of_many_heads(batch, heads, queries, keys, monkeypatch):
     """To 32 rows on one value head."""
     query, key, value = (t.detach() for t in inputs(batch, heads, 1, queries, keys, 16, 16, 2))
-    lam, operator, calls = torch.rand(heads, queries), launch.triton_attend_few, []
-    monkeypatch.setattr(launch, "triton_attend_few", lambda *args: calls.append(args) or operator(*args))
+    lam, operator, calls = torch.rand(heads, queries), few.triton_attend_few, []
+    monkeypatch.setattr(few, "triton_attend_few", lambda *args: calls.append(args) or operator(*args))
     expected = differential_attention(*in_full(query, key, value, lam), is_causal=True, impl="reference")
     found = differential_attention(query, key, value, lam, is_causal=True, impl="triton")
     torch.testing.assert_close(found.double(), expected, **TOLERANCE)
@@ -310,11 +311,11 @@ def test_both_operators_say_what_they_give(lam_strides):
     query, key, value = inputs(2, 2, 1, 9, 12, 16, 16, 2)
     lam = torch.rand(40).as_strided((2, 2, 9), lam_strides) if any(lam_strides) else torch.rand(1, 1, 1)
     common = query, key, value, lam.requires_grad_(), None, None, None, 9, 12, True, 0, 0.25
-    torch.library.opcheck(launch.triton_attention, (*common, True))
+    torch.library.opcheck(torch.ops.antiphase.triton_attention, (*common, True))
     saved = [tensor.detach() for tensor in launch.triton_attention(*common, True)]
     plain = [t.detach() if isinstance(t, torch.Tensor) else t for t in common]
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(launch.triton_attention_backward, (saved[0], *saved, *plain), test_utils=tests)
+    torch.library.opcheck(torch.ops.antiphase.triton_attention_backward, (saved[0], *saved, *plain), test_utils=tests)
 
 
 @pytest.mark.parametrize("is_masked", [False, True])
@@ -324,7 +325,7 @@ def test_the_operator_of_a_few_queries_says_what_it_gives(is_masked):
     mask = torch.rand(2, 1, 1, 70) > 0.3 if is_masked else None
     common = torch.rand(4, 1), mask, 2, True, 20, 0.25
     for held in (value, halves):
-        torch.library.opcheck(launch.triton_attend_few, (query, key, held, *common))
+        torch.library.opcheck(torch.ops.antiphase.triton_attend_few, (query, key, held, *common))
 
 
 def test_values_in_halves():
@@ -332,7 +333,7 @@ def test_values_in_halves():
     query, key, value = (t.detach() for t in inputs(2, 4, 2, 2, 200, 16, 32, 2))
     halves = value.unflatten(-1, (2, 16)).transpose(2, 3).flatten(1, 2).contiguous()  # (B, 2G, M, dv / 2)
     lam = torch.rand(4, 1)
-    whole, parts = (launch.triton_attend_few(query, key, v, lam, None, 2, True, 0, 0.25) for v in (value, halves))
+    whole, parts = (few.triton_attend_few(query, key, v, lam, None, 2, True, 0, 0.25) for v in (value, halves))
     assert torch.equal(whole, parts)
 
 
@@ -342,9 +343,9 @@ def test_values_in_halves():
 def test_a_model_runs_on_the_kernels(attention_type, window, monkeypatch):
     """Logits, gradients, and decoding with a cache and padding are those of the model's own function."""
     called = []
-    for name in ("triton_attention", "triton_attend_few"):
-        operator = getattr(launch, name)
-        monkeypatch.setattr(launch, name, lambda *a, name=name, operator=operator: called.append(name) or operator(*a))
+    for module, name in ((launch, "triton_attention"), (few, "triton_attend_few"), (few, "triton_v1_step")):
+        operator = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, name=name, operator=operator: called.append(name) or operator(*a))
     config = AntiphaseConfig(
         attention_type=attention_type, vocab_size=20, hidden_size=32, intermediate_size=32, num_hidden_layers=2,
         num_attention_heads=4, max_position_embeddings=64,
@@ -366,13 +367,14 @@ def test_a_model_runs_on_the_kernels(attention_type, window, monkeypatch):
     torch.testing.assert_close(*outputs)
     torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-6)
     assert torch.equal(*texts)
-    assert called.count("triton_attend_few") == 2 * 5
+    assert called.count("triton_v1_step" if attention_type == "differential" else "triton_attend_few") == 2 * 5
     assert called.count("triton_attention") == 2 * 2
 
 
 def test_devices_that_the_kernels_do_not_cover(monkeypatch):
     here = torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(launch, "_why_not", launch._why_not.__wrapped__)  # it remembers what a device is
     cases = (
         (7, 200_000, False), (8, 101_376, False), (8, 166_912, True), (9, 232_448, True), (9, 166_912, False),
         (9, None, False), (12, 101_376, False),

@@ -1,0 +1,149 @@
+"""PyTorch operators that launch the decoding kernels: attention alone, or with λ and norm of a layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from antiphase.ops.dispatch import bypassing_dispatcher, operator
+from antiphase.ops.triton.decode import join_kernel, span_kernel
+from antiphase.ops.triton.launch import (
+    DEVICES,
+    INTERPRETED,
+    blocks_of,
+    major_capability,
+    multiprocessors,
+    padded,
+    window_of,
+)
+
+MOST_SPANS = 64
+"""Largest number of key spans in a decoding step."""
+
+
+def attend_few(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lam: Tensor,
+    mask: Tensor | None,
+    groups: int,
+    is_causal: bool,
+    sliding_window: int,
+    scale: float,
+) -> Tensor:
+    """``decoding.attend_few`` in two kernels, not differentiable; arguments and result as there; window 0: none."""
+    return _launch(query, key, value, mask, groups, is_causal, sliding_window, scale, lam=lam)
+
+
+def v1_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    q1: Tensor,
+    k1: Tensor,
+    q2: Tensor,
+    k2: Tensor,
+    weight: Tensor,
+    mask: Tensor | None,
+    groups: int,
+    is_causal: bool,
+    sliding_window: int,
+    scale: float,
+    initial: float,
+    eps: float,
+    factor: float,
+) -> Tensor:
+    """The same with λ and head norm of a V1 layer, normalized (B, H, N, dv).
+
+    Args:
+        q1, k1, q2, k2: (d,) each, contiguous, of which λ is computed in fp32.
+        weight: (dv,) of the norm, contiguous.
+        initial: λinit.
+        eps, factor: of ``ops.layer.rms_norm``.
+    """
+    return _launch(
+        query, key, value, mask, groups, is_causal, sliding_window, scale,
+        layer=(q1, k1, q2, k2, weight), numbers=(initial, eps, factor),
+    )  # fmt: skip
+
+
+def _launch(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, groups: int, is_causal: bool, sliding_window: int,
+    scale: float, *, lam: Tensor | None = None, layer: Sequence[Tensor | None] = (None,) * 5,
+    numbers: tuple[float, float, float] = (0.0, 0.0, 1.0),
+) -> Tensor:  # fmt: skip
+    batch, maps, queries, width = query.shape
+    heads, keys, parts = maps // 2, key.shape[2], value.shape[1] // groups
+    value_width = parts * value.shape[-1]
+    query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
+    if mask is not None:
+        mask = mask.view(torch.uint8)
+    rows = padded(heads // groups * queries)
+    programs = 2 * multiprocessors(query.device)
+    wanted = min(MOST_SPANS, max(1, programs // max(1, batch * groups)))
+    widths = padded(width), padded(value_width)
+    blocks = blocks_of("span", *widths, query.dtype, major_capability(query.device), has_mask=mask is not None)
+    span = blocks.keys * triton.cdiv(triton.cdiv(keys, wanted), blocks.keys)
+    spans = triton.cdiv(keys, span)
+    lines = batch * groups * spans * 2 * rows
+    sums = torch.empty(lines * (value_width + 2), dtype=torch.float32, device=query.device)
+    out = _empty_output(query, value, groups)
+    *vectors, weight = layer
+    initial, eps, factor = numbers
+    lam_strides = _strides(lam, 3)
+    constants: dict[str, Any] = {
+        "WIDTH": width, "VALUE_WIDTH": value_width, "BLOCK_D": widths[0], "BLOCK_DV": widths[1], "ROWS": rows,
+        "OF_LAYER": lam is None,
+    }  # fmt: skip
+    with torch.cuda.device_of(query):
+        span_kernel[batch * groups, spans](
+            query, key, value, lam, *vectors, mask, sums,
+            query.stride()[:3], key.stride()[:3], value.stride()[:3], lam_strides, _strides(mask, 4),
+            heads, groups, queries, keys, span, scale * math.log2(math.e), initial, **constants,
+            BLOCK_N=blocks.keys, KEY_MAPS=key.shape[1] // groups, PARTS=parts,
+            CAUSAL=is_causal or sliding_window > 0, WINDOW=window_of(sliding_window, keys), HAS_MASK=mask is not None,
+            RAISE=INTERPRETED, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+        join_kernel[batch * groups, heads // groups * queries](
+            sums, lam, *vectors, weight, out, lam_strides, out.stride()[:3], heads, groups, queries, spans,
+            initial, eps, factor, **constants, BLOCK_SPANS=triton.next_power_of_2(spans), num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def _strides(tensor: Tensor | None, dimensions: int) -> tuple[int, ...]:
+    """Strides of a tensor broadcast to this many dimensions, without the calls that would broadcast it."""
+    if tensor is None:
+        return (0,) * dimensions
+    own = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (0,) * (dimensions - tensor.dim()) + tuple(own)
+
+
+def _empty_output(query: Tensor, value: Tensor, groups: int) -> Tensor:
+    """An empty (B, H, N, dv), stored as (B, N, H, dv) so that the layer's reshape costs nothing."""
+    batch, maps, queries, _ = query.shape
+    return query.new_empty(batch, queries, maps // 2, value.shape[1] // groups * value.shape[-1]).transpose(1, 2)
+
+
+_attend_few = operator("triton_attend_few", attend_few, DEVICES)
+_v1_step = operator("triton_v1_step", v1_step, DEVICES)
+
+
+@torch.library.register_fake("antiphase::triton_attend_few")
+def _(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, mask: Tensor | None, groups: int, *_: Any) -> Tensor:
+    return _empty_output(query, value, groups)
+
+
+@torch.library.register_fake("antiphase::triton_v1_step")
+def _(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> Tensor:
+    return _empty_output(query, value, rest[6])
+
+
+triton_attend_few = bypassing_dispatcher(attend_few, _attend_few)
+triton_v1_step = bypassing_dispatcher(v1_step, _v1_step)

@@ -1,0 +1,165 @@
+"""RMSNorm, λ and the decoding step of a V1 layer on the kernels are those of PyTorch's own operations."""
+
+import pytest
+import torch
+
+from antiphase.layers.differential import DifferentialAttentionV1
+from antiphase.layers.functions import antiphase_attention, triton_attention
+from antiphase.ops.plain import plain_lambda, plain_rms_norm
+
+layer = pytest.importorskip("antiphase.ops.triton.layer", reason="Triton is not installed", exc_type=ImportError)
+launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
+few = pytest.importorskip("antiphase.ops.triton.few", reason="Triton is not installed", exc_type=ImportError)
+
+
+def errors(function, tensors, cotangent, expected):
+    """Largest errors of a function's output and gradients, each divided by the largest expected number."""
+    leaves = [t.detach().requires_grad_() for t in tensors]
+    out = function(*leaves)
+    found = [out, *torch.autograd.grad(out, leaves, cotangent.to(out.dtype))]
+    return [
+        float((one.double() - true).detach().abs().max() / true.detach().abs().max())
+        for one, true in zip(found, expected, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "weight_dtype", "result"),
+    [
+        ((2, 3, 5, 128), torch.float32, torch.float32, torch.float32),
+        ((700, 33), torch.float32, torch.float32, torch.float32),  # more rows than all programs take at once
+        ((3, 7, 128), torch.bfloat16, torch.float32, torch.bfloat16),  # a head under autocast
+        ((3, 7, 20), torch.bfloat16, torch.bfloat16, torch.bfloat16),
+        ((5, 64), torch.float16, torch.float32, torch.float32),
+        ((1, 3), torch.float32, torch.float32, torch.float32),
+        ((2, 5000), torch.float32, torch.float32, torch.float32),
+    ],
+)
+def test_the_norm_and_its_gradients(shape, dtype, weight_dtype, result):
+    """At most twice the error of PyTorch's operations in the same dtypes and one rounding, both against fp64."""
+    tensor, weight = torch.randn(shape).to(dtype), (1 + 0.3 * torch.randn(shape[-1])).to(weight_dtype)
+    cotangent, eps, factor = torch.randn(shape).to(result), 1e-5, 0.36
+    exact = [t.double().requires_grad_() for t in (tensor, weight)]
+    expected = plain_rms_norm(*exact, eps, factor)
+    expected = [expected, *torch.autograd.grad(expected, exact, cotangent.double())]
+    eager = errors(lambda x, w: plain_rms_norm(x, w, eps, factor, result), (tensor, weight), cotangent, expected)
+    found = errors(
+        lambda x, w: layer.norm_with_derivatives(x, w, eps, factor, result), (tensor, weight), cotangent, expected
+    )
+    roundings = [torch.finfo(dtype).eps for dtype in (result, dtype, weight_dtype)]
+    for own, theirs, rounding in zip(found, eager, roundings, strict=True):
+        assert own <= 2 * (theirs + rounding)
+
+
+def test_rows_in_any_order_of_memory():
+    tensor = torch.randn(4, 6, 3, 16).transpose(1, 2)
+    assert not tensor.is_contiguous()
+    found = layer.normalize(tensor, torch.ones(16), 1e-6, 1.0, torch.float32)
+    torch.testing.assert_close(found, plain_rms_norm(tensor, torch.ones(16), 1e-6))
+    slopes, _ = layer.normalize_backward(found, tensor, torch.ones(16), 1e-6, 1.0)
+    again = tensor.detach().requires_grad_()
+    (expected,) = torch.autograd.grad(plain_rms_norm(again, torch.ones(16), 1e-6), again, found)
+    torch.testing.assert_close(slopes, expected)
+
+
+def test_second_derivatives_are_those_of_pytorch():
+    tensor, weight = torch.randn(3, 8, requires_grad=True), torch.randn(8)
+    vectors = [(0.3 * torch.randn(8)).requires_grad_() for _ in range(4)]
+    for run, plain, leaf in (
+        (lambda: layer.norm_with_derivatives(tensor, weight, 1e-5, 0.5, torch.float32),
+         lambda: plain_rms_norm(tensor, weight, 1e-5, 0.5), tensor),
+        (lambda: layer.lambda_with_derivatives(*vectors, 0.2), lambda: plain_lambda(vectors, 0.2), vectors[2]),
+    ):  # fmt: skip
+        seconds = []
+        for function in (run, plain):
+            (slope,) = torch.autograd.grad(function().square().sum(), leaf, create_graph=True)
+            seconds.append(torch.autograd.grad(slope.square().sum(), leaf)[0])
+        torch.testing.assert_close(*seconds)
+
+
+@pytest.mark.parametrize("width", [5, 64])
+def test_lambda_and_its_gradients(width):
+    vectors = [(0.3 * torch.randn(width)).requires_grad_() for _ in range(4)]
+    exact = [v.detach().double().requires_grad_() for v in vectors]
+    found, expected = layer.lambda_with_derivatives(*vectors, 0.35), plain_lambda(exact, 0.35)
+    assert found.shape == ()
+    torch.testing.assert_close(found.double(), expected)
+    slopes = torch.autograd.grad(3 * found, vectors), torch.autograd.grad(3 * expected, exact)
+    for own, true in zip(*slopes, strict=True):
+        torch.testing.assert_close(own.double(), true)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("groups", "is_masked"), [(4, False), (2, True)])
+def test_a_decoding_step_of_a_layer_is_one_call(groups, is_masked, dtype, monkeypatch):
+    """λ, attention and norm of the step equal those of the layer one after the other."""
+    made = DifferentialAttentionV1(
+        64, 8, num_key_value_heads=2 * groups, layer_idx=3, attention=triton_attention
+    ).to(dtype).eval()  # fmt: skip
+    with torch.no_grad():
+        for vector in made._vectors():
+            vector.mul_(3.0)
+        made.head_norm.weight.normal_(1.0, 0.2)
+    query, key = torch.randn(2, 8, 1, 8, dtype=dtype), torch.randn(2, 2 * groups, 90, 8, dtype=dtype)
+    value, hidden = torch.randn_like(key), torch.randn(2, 1, 64, dtype=dtype)
+    mask = torch.rand(2, 1, 1, 90) > 0.4 if is_masked else None
+    calls, step = [], few.triton_v1_step
+    monkeypatch.setattr(few, "triton_v1_step", lambda *args: calls.append(args) or step(*args))
+    with torch.no_grad():
+        found, _ = made._attend(query, key, value, mask, hidden)
+        assert len(calls) == 1
+        made._is_published = False  # as with other forms of λ, which have no such step
+        expected, _ = made._attend(query, key, value, mask, hidden)
+        assert len(calls) == 1
+        made.double().attention = antiphase_attention
+        exact, _ = made._attend(query.double(), key.double(), value.double(), mask, hidden.double())
+    rounding = torch.finfo(dtype).eps * exact.abs().max()
+    own, theirs = ((out.double() - exact).abs().max() for out in (found, expected))
+    assert found.dtype == dtype
+    assert own <= 2 * (theirs + rounding)
+
+
+def test_the_operator_of_a_step_says_what_it_gives():
+    query, key = torch.randn(2, 8, 1, 8), torch.randn(2, 4, 40, 8)
+    vectors = [0.3 * torch.randn(8) for _ in range(4)]
+    torch.library.opcheck(
+        torch.ops.antiphase.triton_v1_step,
+        (query, key, key, *vectors, torch.randn(16), None, 2, False, 0, 0.25, 0.2, 1e-5, 0.8),
+    )
+
+
+def test_calls_that_the_step_does_not_take():
+    """Gradients, autocast and weights in another dtype go through the separate operations."""
+    made = DifferentialAttentionV1(64, 8, attention=triton_attention)
+    query, key = torch.randn(1, 8, 1, 8), torch.randn(1, 8, 20, 8)
+    options = {"is_causal": False, "sliding_window": None, "scale": 0.3, "impl": "triton"}
+    assert made.step(query, key, key, None, **options) is None
+    with torch.no_grad():
+        assert made.step(query, key, key, None, **options) is not None
+        assert made.step(query.bfloat16(), key.bfloat16(), key.bfloat16(), None, **options) is None
+        with torch.autocast(query.device.type, torch.bfloat16):
+            assert made.step(query, key, key, None, **options) is None
+
+
+@pytest.mark.skipif(launch.INTERPRETED, reason="on a CPU, models never take these kernels")
+def test_a_model_under_autocast_takes_the_kernels(monkeypatch):
+    """The norm of heads and λ of a V1 layer in training, with gradients near those of PyTorch's operations."""
+    made = DifferentialAttentionV1(128, 8, attention=triton_attention)
+    hidden, cotangent = torch.randn(2, 40, 128), torch.randn(2, 40, 128)
+    calls = []
+    for name in ("norm_with_derivatives", "lambda_with_derivatives"):
+        function = getattr(layer, name)
+        monkeypatch.setattr(layer, name, lambda *a, name=name, function=function: calls.append(name) or function(*a))
+
+    def slopes():
+        with torch.autocast("cuda", torch.bfloat16):
+            out, _ = made(hidden)
+        return [out, *torch.autograd.grad(out.float(), list(made.parameters()), cotangent)]
+
+    found = slopes()
+    assert sorted(calls) == ["lambda_with_derivatives", "norm_with_derivatives"]
+    monkeypatch.setattr("antiphase.ops.layer._is_served_on_gpu", lambda *tensors: False)
+    expected = slopes()
+    assert len(calls) == 2
+    for own, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(own.float(), theirs.float(), rtol=3e-2, atol=3e-2 * float(theirs.abs().max()))
