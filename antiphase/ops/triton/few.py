@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from antiphase.ops.dispatch import bypassing_dispatcher, operator
@@ -16,9 +15,11 @@ from antiphase.ops.triton.launch import (
     DEVICES,
     INTERPRETED,
     blocks_of,
+    count_blocks,
     major_capability,
     multiprocessors,
     padded,
+    power_of_two,
     window_of,
 )
 
@@ -89,8 +90,8 @@ def _launch(
     wanted = min(MOST_SPANS, max(1, programs // max(1, batch * groups)))
     widths = padded(width), padded(value_width)
     blocks = blocks_of("span", *widths, query.dtype, major_capability(query.device), has_mask=mask is not None)
-    span = blocks.keys * triton.cdiv(triton.cdiv(keys, wanted), blocks.keys)
-    spans = triton.cdiv(keys, span)
+    span = blocks.keys * count_blocks(count_blocks(keys, wanted), blocks.keys)
+    spans = count_blocks(keys, span)
     lines = batch * groups * spans * 2 * rows
     sums = torch.empty(lines * (value_width + 2), dtype=torch.float32, device=query.device)
     out = _empty_output(query, value, groups)
@@ -112,7 +113,7 @@ def _launch(
         )  # fmt: skip
         join_kernel[batch * groups, heads // groups * queries](
             sums, lam, *vectors, weight, out, lam_strides, out.stride()[:3], heads, groups, queries, spans,
-            initial, eps, factor, **constants, BLOCK_SPANS=triton.next_power_of_2(spans), num_warps=4,
+            initial, eps, factor, **constants, BLOCK_SPANS=power_of_two(spans), num_warps=4,
         )  # fmt: skip
     return out
 

@@ -169,9 +169,19 @@ def _find_why_not(device: torch.device) -> str | None:
 _why_not = cache(_find_why_not)
 
 
+def power_of_two(number: int) -> int:
+    """The next power of two; Triton's own function, which kernels may call too, takes as long as a small operation."""
+    return 1 << (number - 1).bit_length()
+
+
 def padded(width: int) -> int:
     """The next power of two that a matrix product supports."""
-    return max(LEAST_BLOCK, triton.next_power_of_2(width))
+    return max(LEAST_BLOCK, power_of_two(width))
+
+
+def count_blocks(length: int, block: int) -> int:
+    """Number of blocks that cover a length."""
+    return -(-length // block)
 
 
 class _Call:
@@ -225,7 +235,7 @@ def _block_count(length: int, block: int) -> int:
     Raises:
         ValueError: a grid cannot have so many.
     """
-    count: int = triton.cdiv(length, block)
+    count = count_blocks(length, block)
     if count > MOST_BLOCKS:
         raise ValueError(
             f"the Triton kernels take at most {MOST_BLOCKS * block:,} tokens in this dtype and width, got {length:,}; "
@@ -356,7 +366,7 @@ def _empty_grads(*tensors: Tensor) -> list[Tensor]:
 def _launch_deltas(call: _Call, grad: Tensor, out: Tensor, second: Tensor, deltas: Tensor) -> None:
     """Compute δ1 and δ2 of ``deltas_kernel``, (B, H, 2, N) in fp32."""
     shape = call.shape
-    deltas_kernel[shape.batch * shape.heads * triton.cdiv(shape.queries, LEAST_BLOCK),](
+    deltas_kernel[shape.batch * shape.heads * count_blocks(shape.queries, LEAST_BLOCK),](
         grad, out, second, call.lam, deltas, grad.stride()[:3], out.stride()[:3], second.stride()[:3],
         call.lam.stride(), shape.heads, shape.queries, VALUE_WIDTH=shape.value_width,
         BLOCK_DV=call.constants["BLOCK_DV"], BLOCK_M=LEAST_BLOCK, num_warps=4,

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from antiphase.ops.plain import plain_lambda, plain_rms_norm
-from antiphase.ops.triton.launch import DTYPES, multiprocessors
+from antiphase.ops.triton.launch import DTYPES, count_blocks, multiprocessors, power_of_two
 from antiphase.ops.triton.norm import lambda_backward_kernel, lambda_kernel, norm_backward_kernel, norm_kernel
 
 WIDEST = 8192
@@ -67,7 +66,7 @@ def normalize(tensor: Tensor, weight: Tensor, eps: float, factor: float, dtype: 
     width, block, rows = _sizes(tensor)
     count = tensor.numel() // width
     with torch.cuda.device_of(tensor):
-        norm_kernel[triton.cdiv(count, rows),](
+        norm_kernel[count_blocks(count, rows),](
             tensor, weight, out, count, eps, factor, WIDTH=width, BLOCK=block, ROWS=rows, num_warps=4
         )
     return out
@@ -81,7 +80,7 @@ def normalize_backward(
     slopes = torch.empty_like(tensor)
     width, block, rows = _sizes(tensor)
     count = tensor.numel() // width
-    programs = min(triton.cdiv(count, rows), PROGRAMS * multiprocessors(tensor.device))
+    programs = min(count_blocks(count, rows), PROGRAMS * multiprocessors(tensor.device))
     sums = torch.empty((programs, width), dtype=torch.float32, device=tensor.device)
     with torch.cuda.device_of(tensor):
         norm_backward_kernel[programs,](
@@ -92,7 +91,7 @@ def normalize_backward(
 
 def _sizes(tensor: Tensor) -> tuple[int, int, int]:
     """Width, padded width, and rows that a program handles at once."""
-    block = triton.next_power_of_2(tensor.shape[-1])
+    block = power_of_two(tensor.shape[-1])
     return tensor.shape[-1], block, max(1, min(64, TILE // block))
 
 
@@ -110,9 +109,7 @@ class _Lambda(torch.autograd.Function):
         width = vectors[0].numel()
         found = torch.empty((4, width), dtype=torch.float32, device=grad.device)
         with torch.cuda.device_of(grad):
-            lambda_backward_kernel[1,](
-                *vectors, grad, found, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=1
-            )
+            lambda_backward_kernel[1,](*vectors, grad, found, WIDTH=width, BLOCK=power_of_two(width), num_warps=1)
         slopes = found.unbind(0)
         return *(slope.to(vector.dtype) for slope, vector in zip(slopes, vectors, strict=True)), None
 
@@ -122,7 +119,7 @@ def lambda_of(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: float) ->
     out = torch.empty((), dtype=torch.float32, device=q1.device)
     width = q1.numel()
     with torch.cuda.device_of(q1):
-        lambda_kernel[1,](q1, k1, q2, k2, out, initial, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=1)
+        lambda_kernel[1,](q1, k1, q2, k2, out, initial, WIDTH=width, BLOCK=power_of_two(width), num_warps=1)
     return out
 
 
