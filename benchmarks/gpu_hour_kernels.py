@@ -234,6 +234,8 @@ def time_models(stage: Stage) -> int:
     """Stage ``model``: the short benchmark of complete models."""
     kept = Kept(stage)
     setting = model_setting(stage)
+    if not stage.is_rehearsal:  # in one process, the check would take a minute and a half
+        _compiled(stage, kept, [], _attention_suite(stage))
     record = model.benchmark_model(quick=True, device=stage.device, setting=setting, piece=kept, say=stage.say)
     _keep(kept, record, {})
     for row in record.values["rows"]:

@@ -8,6 +8,9 @@ from typing import Any
 
 from antiphase.benchmarks.gpu_schemes import (
     BY_BLOCKS,
+    BY_BLOCKS_V2,
+    BY_PRODUCTS,
+    BY_PRODUCTS_V2,
     CUDNN,
     FLASH,
     FLASH_DIFFLLAMA,
@@ -18,6 +21,9 @@ from antiphase.benchmarks.gpu_schemes import (
     FUSED,
     FUSED_V2,
 )
+from antiphase.benchmarks.model import COMPILED, DIFFLLAMA, LLAMA, OURS, OURS_V2
+from antiphase.benchmarks.model import SOFTMAX as SOFTMAX_MODEL
+from antiphase.benchmarks.schemes import Scheme
 from antiphase.records import Record
 from antiphase.report.benchmarks import ratio_text
 
@@ -30,16 +36,25 @@ OPERATOR = (
     ("four calls of flash attention", FUSED, FLASH_FOUR_CALLS, ""),
     ("two calls, padded to equal widths", FUSED, FLASH_TWO_CALLS, ""),
     ("FlexAttention", FUSED, FLEX, ""),
-    ("the blockwise implementation", FUSED, BY_BLOCKS, ""),
     ("flash attention, equal size", FUSED_V2, FLASH, "0.95"),
     ("one call of flash attention and a subtraction", FUSED_V2, FLASH_V2, ""),
 )
 """Compared with, subject, baseline, target."""
 MODELS = (
-    ("softmax", "antiphase differential", "antiphase softmax", "1.05"),
-    ("Llama", "antiphase differential", "Llama", ""),
-    ("DiffLlama", "antiphase differential", "DiffLlama", ""),
-    ("softmax", "antiphase differential_v2", "antiphase softmax", ""),
+    ("softmax", OURS, SOFTMAX_MODEL),
+    ("softmax, both compiled", OURS + COMPILED, SOFTMAX_MODEL + COMPILED),
+    ("Llama", OURS, LLAMA),
+    ("DiffLlama", OURS, DIFFLLAMA),
+    ("softmax", OURS_V2, SOFTMAX_MODEL),
+    ("softmax, both compiled", OURS_V2 + COMPILED, SOFTMAX_MODEL + COMPILED),
+)
+DECODING = (
+    ("flash attention, equal size", FUSED, FLASH, "1.10"),
+    ("DiffLlama's scheme on flash attention", FUSED, FLASH_DIFFLLAMA, ""),
+    ("plain products", FUSED, BY_PRODUCTS, ""),
+    ("flash attention, equal size", FUSED_V2, FLASH, "1.10"),
+    ("one call of flash attention and a subtraction", FUSED_V2, FLASH_V2, ""),
+    ("plain products", FUSED_V2, BY_PRODUCTS_V2, ""),
 )
 
 
@@ -48,9 +63,16 @@ def _row(rows: Sequence[dict[str, Any]], **wanted: Any) -> str:
     return ratio_text(found[0]) if found else "–"
 
 
+def _operator_rows() -> list[dict[str, Any]]:
+    """Every comparison, of the newest code that it was made with: calls were made cheaper to launch in between."""
+    newer = Record.load(RECORDS / "attention-launches.json").values["pieces"]
+    rows = [row for piece in newer.values() if isinstance(piece, dict) for row in piece["rows"]]
+    return [*rows, *Record.load(RECORDS / "attention.json").values["rows"]]
+
+
 def operator() -> list[list[str]]:
     """Forward + backward in bf16 on an H200, divided by the time of alternatives."""
-    rows = Record.load(RECORDS / "attention.json").values["rows"]
+    rows = _operator_rows()
     found = [["forward + backward, bf16, d = 64", "divided by", "N = 4,096", "N = 16,384", "multiply-adds", "target"]]
     for words, subject, baseline, target in OPERATOR:
         wanted = {"task": BOTH, "dtype": "bfloat16", "width": 64, "subject": subject.name, "baseline": baseline.name}
@@ -60,12 +82,79 @@ def operator() -> list[list[str]]:
     return found
 
 
-def models() -> list[list[str]]:
-    """A training step of models of 110M parameters on an H200, divided by that of others."""
-    rows = Record.load(RECORDS / "model.json").values["rows"]
-    found = [["training step, 110M parameters, maps of 64", "divided by", "N = 4,096", "target"]]
-    names = {"antiphase differential": "V1", "antiphase differential_v2": "V2"}
-    for words, subject, baseline, target in MODELS:
-        cell = _row(rows, task="training step", length=4096, subject=subject, baseline=baseline)
-        found.append([names[subject], words, cell, target])
+def other_calls() -> list[list[str]]:
+    """Forward, wide heads and fp32 on an H200."""
+    rows = _operator_rows()
+    half = {"dtype": "bfloat16", "width": 64}
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("forward, N = 4,096", {**half, "task": "forward", "length": 4096}),
+        ("forward, N = 16,384", {**half, "task": "forward", "length": 16384}),
+        ("forward + backward, d = 128, N = 4,096", {"dtype": "bfloat16", "width": 128, "task": BOTH, "length": 4096}),
+        ("forward + backward, fp32, N = 4,096", {"dtype": "float32", "width": 64, "task": BOTH, "length": 4096}),
+    ]
+    pairs = ((FUSED, FLASH), (FUSED, CUDNN), (FUSED, FLASH_DIFFLLAMA), (FUSED, BY_BLOCKS), (FUSED_V2, FLASH),
+             (FUSED_V2, BY_BLOCKS_V2))  # fmt: skip
+    found = [["", *(f"{one.name} / {_short(other)}" for one, other in pairs)]]
+    for words, wanted in calls:
+        cells = [_row(rows, subject=one.name, baseline=other.name, **wanted) for one, other in pairs]
+        found.append([words, *cells])
     return found
+
+
+def _short(scheme: Scheme) -> str:
+    return {FLASH: "flash attention", FLASH_DIFFLLAMA: "DiffLlama's scheme", BY_BLOCKS: "blockwise",
+            BY_BLOCKS_V2: "blockwise"}.get(scheme, scheme.name)  # fmt: skip
+
+
+def decoding() -> list[list[str]]:
+    """One query over a cache in bf16 on an H200, divided by the time of alternatives."""
+    cases = [(4096, 64), (16384, 64), (4096, 1)]
+    rows = _operator_rows()
+    sizes = [f"{length:,} keys, {batch} sequence{'s' * (batch > 1)}" for length, batch in cases]
+    found = [["decoding, bf16, d = 64", "divided by", *sizes, "target"]]
+    for words, subject, baseline, target in DECODING:
+        cells = [
+            _row(rows, task="decode", length=length, batch=batch, subject=subject.name, baseline=baseline.name)
+            for length, batch in cases
+        ]
+        found.append([subject.name, words, *cells, target])
+    return found
+
+
+def models() -> list[list[str]]:
+    """Models of 110M parameters on an H200, divided by others."""
+    rows = Record.load(RECORDS / "model.json").values["rows"]
+    tasks = ("training step", "prefill", "tokens generated")
+    found = [["110M parameters, maps of 64, N = 4,096", "divided by", *tasks]]
+    names = {OURS: "V1", OURS_V2: "V2"}
+    for words, subject, baseline in MODELS:
+        cells = [_row(rows, task=task, subject=subject, baseline=baseline) for task in tasks]
+        found.append([names[subject.removesuffix(COMPILED)], words, *cells])
+    return found
+
+
+KINDS = {
+    "attention": ("cudnn", "keys_kernel", "queries_kernel", "forward_kernel", "deltas_kernel"),
+    "matrix products": ("nvjet", "cublas", "cutlass"),
+    "norms": ("layer_norm", "GammaBeta"),
+    "copies and casts": ("copy_kernel", "CatArray"),
+    "loss and optimizer": ("SoftMax", "multi_tensor"),
+}
+"""Kinds of kernels by parts of their names."""
+
+
+def profile() -> list[list[str]]:
+    """Milliseconds of a training step's kernels by kind."""
+    models = Record.load(RECORDS / "profile.json").values["models"]
+    names = {SOFTMAX_MODEL: "softmax", OURS: "V1", OURS_V2: "V2"}
+    found = [["milliseconds of kernels", *names.values()]]
+    kinds = {row["kernel"]: _kind(row["kernel"]) for rows in models.values() for row in rows}
+    for kind in (*KINDS, "other"):
+        sums = [sum(row["milliseconds"] for row in models[name] if kinds[row["kernel"]] == kind) for name in names]
+        found.append([kind, *(f"{value:.1f}" for value in sums)])
+    totals = [sum(row["milliseconds"] for row in models[name]) for name in names]
+    return [*found, ["together", *(f"{value:.1f}" for value in totals)]]
+
+
+def _kind(kernel: str) -> str:
+    return next((kind for kind, parts in KINDS.items() if any(part in kernel for part in parts)), "other")

@@ -151,7 +151,7 @@ def _is_plain_call(tensors: Sequence[Tensor]) -> bool:
 def _is_served_on_gpu(*tensors: Tensor) -> bool:
     """Whether to use the small Triton kernels for these tensors."""
     first = tensors[0]
-    if not first.is_cuda or torch._C._len_torch_dispatch_stack() > 0 or not _is_plain_call(tensors):
+    if not first.is_cuda or not _is_plain_call(tensors) or torch._C._len_torch_dispatch_stack() > 0:
         return False
     if why_no_kernels(first.device) is not None:
         return False

@@ -1,0 +1,46 @@
+"""Operations of a layer by PyTorch, where the package's own kernels stand aside."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from antiphase.layers.norm import RMSNorm
+from antiphase.ops.layer import exponential_lambda, rms_norm
+
+
+@pytest.mark.parametrize("name", ["norm", "lambda"])
+def test_operations_on_a_gpu_compile_as_one_graph(name):
+    """A compiler sees PyTorch's operations, which it can fuse. The tensors only have shapes, so no GPU is needed."""
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    with FakeTensorMode():
+        tensor, *vectors = torch.randn(2, 3, 8, device="cuda"), *torch.randn(4, 8, device="cuda").unbind()
+        call = (lambda: rms_norm(tensor, vectors[0], 1e-5, 0.5)) if name == "norm" else (
+            lambda: exponential_lambda(vectors, 0.2)
+        )  # fmt: skip
+        found = torch.compile(call, backend=keep, fullgraph=True)()
+    assert found.shape == ((2, 3, 8) if name == "norm" else ())
+    called = {node.target for node in graphs[0].graph.nodes if node.op == "call_function"}
+    assert (torch.rms_norm if name == "norm" else torch.dot) in called
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_norm_of_heads_is_rounded_under_autocast(dtype):
+    """Once, to autocast's dtype, as the projection behind it would; fp64 stays, and so do other norms."""
+    tensor, cotangent = torch.randn(3, 5, 8), torch.randn(3, 5, 8)
+    for is_rounded in (False, True):
+        norm = RMSNorm(8, 1e-5, 0.4, is_rounded=is_rounded).to(dtype)
+        exact = norm(tensor.to(dtype))
+        with torch.autocast("cpu", torch.bfloat16):
+            found = norm(tensor.bfloat16().to(dtype))
+        rounds = is_rounded and dtype == torch.float32
+        assert found.dtype == (torch.bfloat16 if rounds else dtype)
+        torch.testing.assert_close(found.to(dtype), exact, rtol=2e-2, atol=1e-2)
+        (slope,) = torch.autograd.grad(found, norm.weight, cotangent.to(found.dtype))
+        (expected,) = torch.autograd.grad(exact, norm.weight, cotangent.to(dtype))
+        assert slope.dtype == dtype
+        torch.testing.assert_close(slope, expected, rtol=3e-2, atol=3e-2)
