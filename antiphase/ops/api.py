@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 from antiphase.ops.blockwise import blockwise_attention
 from antiphase.ops.decoding import FEW_ROWS, FEW_ROWS_OF_KERNELS, attend_few, is_few, within_window
+from antiphase.ops.dispatch import differentiates
 from antiphase.ops.native.library import why_not as why_not_native
 from antiphase.ops.native.operators import attention_of_few, native_attention
 from antiphase.ops.reference import reference_attention
@@ -252,7 +253,7 @@ def _native_attention(
         lam = others[0] if others else None
     if sliding_window is not None:
         sliding_window = min(sliding_window, max(1, query.shape[2] + key.shape[2]))
-    save = _differentiates(*tensors)
+    save = differentiates(*tensors)
     if not save and edges[0] is None and is_few(query, key, groups, mask, maps=1 if lam is None else 2):
         key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
         return attention_of_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
@@ -316,7 +317,7 @@ def _triton_attention(
         if out is not None:
             return out
     sizes = (query.shape[2], key.shape[2]) if longest is None else longest
-    launch, save = _kernels(query, value.shape[-1]), _differentiates(query, key, value, lam)
+    launch, save = _kernels(query, value.shape[-1]), differentiates(query, key, value, lam)
     out, _, _ = launch.triton_attention(
         query, key, value, lam, mask, *edges, *sizes, is_causal, sliding_window or 0, scale, save
     )
@@ -344,11 +345,6 @@ def why_no_kernels(device: torch.device) -> str | None:
         return NO_TRITON
     reason: str | None = _launch().why_not_on(device)
     return reason
-
-
-def _differentiates(*tensors: Tensor) -> bool:
-    """Whether autograd would record a call with these tensors."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def attend_cached(
@@ -386,7 +382,7 @@ def attend_cached(
             query, key, value, lam, mask,
             groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
         )  # fmt: skip
-    if chosen != "triton" or _differentiates(query, key, value, lam):
+    if chosen != "triton" or differentiates(query, key, value, lam):
         return None
     if not is_few(query, key, groups, mask, _most_rows(value_width)):
         return None
@@ -425,7 +421,7 @@ def triton_v1_step(
         torch.is_autocast_enabled(query.device.type)
         or not query.dtype == key.dtype == value.dtype == weight.dtype
         or not all(t.device == query.device and t.is_contiguous() for t in (*vectors, weight))
-        or _differentiates(*tensors)
+        or differentiates(*tensors)
         or not is_few(query, key, groups, mask, _most_rows(value_width))
         or not _runs_on_triton(query, key, value, value_width)
     ):

@@ -35,6 +35,11 @@ def is_watched(args: Sequence[Any]) -> bool:
     )
 
 
+def differentiates(*tensors: Tensor) -> bool:
+    """Whether autograd would record a call with these tensors."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 def bypassing_dispatcher(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:
     """An operator without derivatives that bypasses PyTorch's dispatcher unless something needs to see the call: a
     decoding step of a small model takes little longer than the dispatcher itself.

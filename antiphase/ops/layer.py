@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from antiphase.ops.api import triton_v1_step, why_no_kernels
 from antiphase.ops.decoding import is_few, within_window
-from antiphase.ops.dispatch import PLAIN
+from antiphase.ops.dispatch import PLAIN, differentiates
 from antiphase.ops.native import layer, loss
 from antiphase.ops.native.library import DTYPES, why_not_built
 from antiphase.ops.plain import plain_cross_entropies, plain_lambda, plain_rms_norm
@@ -37,13 +37,13 @@ def rms_norm(
     is_single = factor == 1.0 and dtype in (None, weight.dtype)  # one operation of PyTorch's, quicker to launch
     if not is_single and _is_served_on_gpu(tensor, weight):
         kernels, dtype = _kernels(), weight.dtype if dtype is None else dtype
-        run = kernels.norm_with_derivatives if _differentiates((tensor, weight)) else kernels.normalize
+        run = kernels.norm_with_derivatives if differentiates(tensor, weight) else kernels.normalize
         out: Tensor = run(tensor, weight, eps, factor, dtype)
         return out
     tensor = tensor.to(weight.dtype)
     if not _is_served(tensor, weight):
         return plain_rms_norm(tensor, weight, eps, factor, dtype)
-    run = layer.native_norm_with_derivatives if _differentiates((tensor, weight)) else layer.norm
+    run = layer.native_norm_with_derivatives if differentiates(tensor, weight) else layer.norm
     out = run(tensor, weight, eps, factor)
     return out if dtype is None else out.to(dtype)
 
@@ -58,10 +58,10 @@ def exponential_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
     q1, k1, q2, k2 = vectors
     if _is_served_on_gpu(*vectors):
         kernels = _kernels()
-        run = kernels.lambda_with_derivatives if _differentiates(vectors) else kernels.lambda_of
+        run = kernels.lambda_with_derivatives if differentiates(*vectors) else kernels.lambda_of
         lam: Tensor = run(q1, k1, q2, k2, initial)
         return lam
-    if not _differentiates(vectors) and _is_served(*vectors) and q1.dtype == torch.float32:
+    if not differentiates(*vectors) and _is_served(*vectors) and q1.dtype == torch.float32:
         return layer.lambda_of(q1, k1, q2, k2, initial)
     return plain_lambda(vectors, initial)
 
@@ -112,7 +112,7 @@ def v1_step(
         or torch.is_autocast_enabled("cpu")
         or not scale > 0
         or not is_few(query, key, groups, mask)
-        or _differentiates((query, key, value, weight, *vectors))
+        or differentiates(query, key, value, weight, *vectors)
     ):
         return None
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
@@ -174,7 +174,3 @@ def _is_served(*tensors: Tensor) -> bool:
         if tensor.dtype != dtype or not tensor.is_cpu or tensor.is_neg() or tensor.numel() == 0:
             return False
     return dtype in DTYPES and why_not_built() is None
-
-
-def _differentiates(tensors: Sequence[Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
