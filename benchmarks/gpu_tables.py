@@ -134,9 +134,9 @@ def models() -> list[list[str]]:
 
 
 KINDS = {
-    "attention": ("cudnn", "keys_kernel", "queries_kernel", "forward_kernel", "deltas_kernel"),
+    "attention": ("cudnn", "flash", "keys_kernel", "queries_kernel", "forward_kernel", "deltas_kernel"),
     "matrix products": ("nvjet", "cublas", "cutlass"),
-    "norms": ("layer_norm", "GammaBeta"),
+    "norms": ("layer_norm", "GammaBeta", "norm_kernel", "norm_backward_kernel"),
     "copies and casts": ("copy_kernel", "CatArray"),
     "loss and optimizer": ("SoftMax", "multi_tensor"),
 }

@@ -136,7 +136,7 @@ class AttentionLayer(nn.Module):
         """Add a norm of each head's output, ``width`` wide, with a constant factor, and an output gate."""
         self.has_head_norm, self.has_output_gate = head_norm, output_gate
         if head_norm:
-            self.head_norm = RMSNorm(width, self.head_norm_eps, factor, is_rounded=True)
+            self.head_norm = RMSNorm(width, self.head_norm_eps, factor, is_rounded=not output_gate)
             mark_first_weight(self.head_norm, self.head_norm_init)
             nn.init.constant_(self.head_norm.weight, self.head_norm_init)
         if output_gate:

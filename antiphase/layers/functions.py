@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -107,6 +108,7 @@ def antiphase_attention(
     ).contiguous(), None  # some layers call view on it, as on transformers' own
 
 
+@wraps(antiphase_attention)
 def triton_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """``antiphase_attention`` on the Triton kernels, or an error."""
     return antiphase_attention(module, *args, **kwargs, impl="triton")

@@ -22,6 +22,7 @@ class RMSNorm(nn.RMSNorm):
     """
 
     eps: float
+    is_rounded = False  # in modules that were saved whole by earlier versions
 
     def __init__(self, width: int, eps: float, factor: float = 1.0, *, is_rounded: bool = False) -> None:
         super().__init__(width, eps=eps)

@@ -420,9 +420,11 @@ def triton_v1_step(
     if (
         torch.is_autocast_enabled(query.device.type)
         or not query.dtype == key.dtype == value.dtype == weight.dtype
-        or not all(t.device == query.device and t.is_contiguous() for t in (*vectors, weight))
+        or any(t.device != query.device for t in (*tensors, *(() if mask is None else (mask,))))
+        or not all(t.is_contiguous() for t in (*vectors, weight))
         or differentiates(*tensors)
         or not is_few(query, key, groups, mask, _most_rows(value_width))
+        or _transforms(*tensors) is not None
         or not _runs_on_triton(query, key, value, value_width)
     ):
         return None

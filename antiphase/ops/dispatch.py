@@ -31,7 +31,16 @@ def is_watched(args: Sequence[Any]) -> bool:
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
-        or not PLAIN.issuperset(map(type, args))
+        or not are_plain(args)
+    )
+
+
+def are_plain(args: Sequence[Any]) -> bool:
+    """Whether all tensors among the arguments are ordinary: no subclasses, no views that negate their memory, no
+    batches of ``torch.autograd.grad(is_grads_batched=True)``.
+    """
+    return PLAIN.issuperset(map(type, args)) and not any(
+        isinstance(arg, Tensor) and (arg.is_neg() or torch._C._functorch.is_legacy_batchedtensor(arg)) for arg in args
     )
 
 

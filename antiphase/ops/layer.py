@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from antiphase.ops.api import triton_v1_step, why_no_kernels
 from antiphase.ops.decoding import is_few, within_window
-from antiphase.ops.dispatch import PLAIN, differentiates
+from antiphase.ops.dispatch import are_plain, differentiates
 from antiphase.ops.native import layer, loss
 from antiphase.ops.native.library import DTYPES, why_not_built
 from antiphase.ops.plain import plain_cross_entropies, plain_lambda, plain_rms_norm
@@ -35,7 +35,7 @@ def rms_norm(
         (…, width).
     """
     is_single = factor == 1.0 and dtype in (None, weight.dtype)  # one operation of PyTorch's, quicker to launch
-    if not is_single and _is_served_on_gpu(tensor, weight):
+    if not is_single and _is_on_gpu(tensor, weight) and _kernels().supports_norm(tensor, weight):
         kernels, dtype = _kernels(), weight.dtype if dtype is None else dtype
         run = kernels.norm_with_derivatives if differentiates(tensor, weight) else kernels.normalize
         out: Tensor = run(tensor, weight, eps, factor, dtype)
@@ -56,7 +56,7 @@ def exponential_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
         initial: λinit.
     """
     q1, k1, q2, k2 = vectors
-    if _is_served_on_gpu(*vectors):
+    if _is_on_gpu(*vectors) and _kernels().supports_lambda(*vectors):
         kernels = _kernels()
         run = kernels.lambda_with_derivatives if differentiates(*vectors) else kernels.lambda_of
         lam: Tensor = run(q1, k1, q2, k2, initial)
@@ -137,25 +137,25 @@ def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:
 def _is_plain_call(tensors: Sequence[Tensor]) -> bool:
     """Whether small operators of this package may take the place of PyTorch's. Not while a compiler can fuse these or a
     tracer or mode records them, nor in forward mode or under torch.func, which need other derivatives, nor for
-    subclasses of tensors, which have rules of their own for PyTorch's operators.
+    subclasses and other tensors that have rules of their own for PyTorch's operators.
     """
     return (
         not torch.compiler.is_compiling()
         and torch._C._get_tracing_state() is None
         and forward_ad._current_level < 0
         and torch._C._functorch.peek_interpreter_stack() is None
-        and PLAIN.issuperset(map(type, tensors))
+        and are_plain(tensors)
     )
 
 
-def _is_served_on_gpu(*tensors: Tensor) -> bool:
-    """Whether to use the small Triton kernels for these tensors."""
-    first = tensors[0]
-    if not first.is_cuda or not _is_plain_call(tensors) or torch._C._len_torch_dispatch_stack() > 0:
-        return False
-    if why_no_kernels(first.device) is not None:
-        return False
-    return all(tensor.device == first.device for tensor in tensors) and _kernels().supports(*tensors)
+def _is_on_gpu(*tensors: Tensor) -> bool:
+    """Whether the small Triton kernels run for such tensors, if they support these."""
+    return (
+        tensors[0].is_cuda
+        and _is_plain_call(tensors)
+        and torch._C._len_torch_dispatch_stack() == 0
+        and why_no_kernels(tensors[0].device) is None
+    )
 
 
 def _kernels() -> ModuleType:
@@ -171,6 +171,6 @@ def _is_served(*tensors: Tensor) -> bool:
         return False
     dtype = tensors[0].dtype
     for tensor in tensors:
-        if tensor.dtype != dtype or not tensor.is_cpu or tensor.is_neg() or tensor.numel() == 0:
+        if tensor.dtype != dtype or not tensor.is_cpu or tensor.numel() == 0:
             return False
     return dtype in DTYPES and why_not_built() is None

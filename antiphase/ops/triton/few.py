@@ -60,7 +60,7 @@ def v1_step(
     eps: float,
     factor: float,
 ) -> Tensor:
-    """The same with λ and head norm of a V1 layer, normalized (B, H, N, dv).
+    """``attend_few`` with λ and head norm of a V1 layer: normalized outputs (B, H, N, dv).
 
     Args:
         q1, k1, q2, k2: (d,) each, contiguous, of which λ is computed in fp32.
@@ -79,9 +79,18 @@ def _launch(
     scale: float, *, lam: Tensor | None = None, layer: Sequence[Tensor | None] = (None,) * 5,
     numbers: tuple[float, float, float] = (0.0, 0.0, 1.0),
 ) -> Tensor:  # fmt: skip
+    """Both kernels, either with λ in ``lam`` or with what a V1 layer has: four vectors and the norm's weight in
+    ``layer``, and λinit, ε and factor in ``numbers``.
+    """
     batch, maps, queries, width = query.shape
     heads, keys, parts = maps // 2, key.shape[2], value.shape[1] // groups
     value_width = parts * value.shape[-1]
+    *vectors, weight = layer
+    initial, eps, factor = numbers
+    lam_strides = _strides("lam", lam, (batch, heads, queries))
+    mask_strides = _strides("mask", mask, (batch, heads, queries, keys))
+    if weight is not None and [t.numel() for t in layer if t is not None] != [width] * 4 + [value_width]:
+        raise ValueError(f"the λ vectors must have {width} numbers each and the norm's weight {value_width}")
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     if mask is not None:
         mask = mask.view(torch.uint8)
@@ -95,9 +104,6 @@ def _launch(
     lines = batch * groups * spans * 2 * rows
     sums = torch.empty(lines * (value_width + 2), dtype=torch.float32, device=query.device)
     out = _empty_output(query, value, groups)
-    *vectors, weight = layer
-    initial, eps, factor = numbers
-    lam_strides = _strides(lam, 3)
     constants: dict[str, Any] = {
         "WIDTH": width, "VALUE_WIDTH": value_width, "BLOCK_D": widths[0], "BLOCK_DV": widths[1], "ROWS": rows,
         "OF_LAYER": lam is None,
@@ -105,7 +111,7 @@ def _launch(
     with torch.cuda.device_of(query):
         span_kernel[batch * groups, spans](
             query, key, value, lam, *vectors, mask, sums,
-            query.stride()[:3], key.stride()[:3], value.stride()[:3], lam_strides, _strides(mask, 4),
+            query.stride()[:3], key.stride()[:3], value.stride()[:3], lam_strides, mask_strides,
             heads, groups, queries, keys, span, scale * math.log2(math.e), initial, **constants,
             BLOCK_N=blocks.keys, KEY_MAPS=key.shape[1] // groups, PARTS=parts,
             CAUSAL=is_causal or sliding_window > 0, WINDOW=window_of(sliding_window, keys), HAS_MASK=mask is not None,
@@ -118,12 +124,19 @@ def _launch(
     return out
 
 
-def _strides(tensor: Tensor | None, dimensions: int) -> tuple[int, ...]:
-    """Strides of a tensor broadcast to this many dimensions, without the calls that would broadcast it."""
+def _strides(name: str, tensor: Tensor | None, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a tensor broadcast to these sizes, without the calls that would broadcast it.
+
+    Raises:
+        ValueError: it does not broadcast to them.
+    """
     if tensor is None:
-        return (0,) * dimensions
-    own = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (0,) * (dimensions - tensor.dim()) + tuple(own)
+        return (0,) * len(sizes)
+    shape = (1,) * (len(sizes) - tensor.dim()) + tuple(tensor.shape)
+    if len(shape) != len(sizes) or any(own not in (1, size) for own, size in zip(shape, sizes, strict=True)):
+        raise ValueError(f"{name} must broadcast to {sizes}, got {tuple(tensor.shape)}")
+    steps = (0,) * (len(sizes) - tensor.dim()) + tensor.stride()
+    return tuple(0 if own == 1 else step for own, step in zip(shape, steps, strict=True))
 
 
 def _empty_output(query: Tensor, value: Tensor, groups: int) -> Tensor:

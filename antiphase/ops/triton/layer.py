@@ -6,33 +6,51 @@ it; these kernels read it and write the result in half precision.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from antiphase.ops.dispatch import are_plain
 from antiphase.ops.plain import plain_lambda, plain_rms_norm
 from antiphase.ops.triton.launch import DTYPES, count_blocks, multiprocessors, power_of_two
 from antiphase.ops.triton.norm import lambda_backward_kernel, lambda_kernel, norm_backward_kernel, norm_kernel
 
 WIDEST = 8192
 TILE = 4096
-"""Number of elements that a program handles at once, at most."""
+"""Number of elements that a program handles at once, unless a row has more."""
 PROGRAMS = 4
 """Programs per multiprocessor in backward; each writes one row of sums over tokens."""
 
 
-def supports(*tensors: Tensor) -> bool:
-    """Whether the kernels take these tensors, of which all but the first must be contiguous."""
-    return all(t.dtype in DTYPES and t.numel() > 0 and t.shape[-1] <= WIDEST for t in tensors) and all(
-        t.is_contiguous() for t in tensors[1:]
+def supports_norm(tensor: Tensor, weight: Tensor) -> bool:
+    """Whether the kernels take a tensor (…, width) and a weight (width,)."""
+    return (
+        tensor.dim() > 0 and weight.shape == tensor.shape[-1:] and _supports(tensor, weight) and weight.is_contiguous()
     )
 
 
-def _with_graph(out: Tensor, inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
-    """Gradients that can be differentiated again, from the operation by PyTorch."""
-    found = iter(torch.autograd.grad(out, [t for t in inputs if t.requires_grad], grad, create_graph=True))
+def supports_lambda(*vectors: Tensor) -> bool:
+    """Whether the kernels take four vectors (d,)."""
+    same = all(vector.dim() == 1 and vector.shape == vectors[0].shape for vector in vectors)
+    return same and _supports(*vectors) and all(vector.is_contiguous() for vector in vectors)
+
+
+def _supports(*tensors: Tensor) -> bool:
+    return all(
+        t.dtype in DTYPES and t.numel() > 0 and t.shape[-1] <= WIDEST and t.device == tensors[0].device for t in tensors
+    )
+
+
+def _by_pytorch(plain: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients of the operation by PyTorch, which can be differentiated again and taken for batches of cotangents."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        out = plain(*inputs)
+    wanted = [t for t in inputs if t.requires_grad]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=create_graph))
     return tuple(next(found) if t.requires_grad else None for t in inputs)
 
 
@@ -47,9 +65,9 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensor, weight = ctx.saved_tensors
         eps, factor, dtype = ctx.numbers
-        if torch.is_grad_enabled():
-            out = plain_rms_norm(tensor, weight, eps, factor, dtype)
-            return *_with_graph(out, (tensor, weight), grad), None, None, None
+        if torch.is_grad_enabled() or not are_plain([grad]):
+            plain = partial(plain_rms_norm, eps=eps, factor=factor, dtype=dtype)
+            return *_by_pytorch(plain, (tensor, weight), grad), None, None, None
         return *normalize_backward(grad, tensor, weight, eps, factor), None, None, None
 
 
@@ -104,8 +122,8 @@ class _Lambda(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         vectors = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *_with_graph(plain_lambda(vectors, 0.0), vectors, grad), None
+        if torch.is_grad_enabled() or not are_plain([grad]):
+            return *_by_pytorch(lambda *four: plain_lambda(four, 0.0), vectors, grad), None
         width = vectors[0].numel()
         found = torch.empty((4, width), dtype=torch.float32, device=grad.device)
         with torch.cuda.device_of(grad):

@@ -39,7 +39,8 @@ def norm_backward_kernel(
         numbers = first + tl.arange(0, ROWS)
         rows, place, inside = _rows(tensor, numbers, columns, count, WIDTH)
         slopes, _, _ = _rows(grad, numbers, columns, count, WIDTH)
-        shrink = 1.0 / tl.sqrt(tl.sum(rows * rows, 1) / WIDTH + eps)
+        # rows beyond the last are zero, and would divide 0 by 0 with ε = 0
+        shrink = tl.where(numbers < count, 1.0 / tl.sqrt(tl.sum(rows * rows, 1) / WIDTH + eps), 0.0)
         normalized = rows * shrink[:, None]
         sums += tl.sum(slopes * normalized, 0)
         slopes = slopes * scale[None, :]

@@ -1,5 +1,6 @@
 """What is timed on a GPU computes the same, and its benchmark runs from suite to record, in small sizes."""
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from antiphase.benchmarks import attention, gpu_schemes
 from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, CUDNN, FLASH, FLEX
-from antiphase.benchmarks.schemes import SOFTMAX, Case, inputs, work
+from antiphase.benchmarks.schemes import CAPTURED, SOFTMAX, Case, inputs, work
 from antiphase.layers.functions import join_halves
 from antiphase.ops.api import differential_attention
 from antiphase.report import benchmarks
@@ -93,7 +94,8 @@ def test_the_benchmark(small, monkeypatch):
     )  # fmt: skip
     monkeypatch.setattr(attention, "HEADS", 2)
     monkeypatch.setattr(attention, "QUICK_SECONDS", 0.0)
-    monkeypatch.setattr(attention, "repeated", lambda run, count: run)
+    for name in ("repeated", "captured"):
+        monkeypatch.setattr(attention, name, lambda run, count: run)
     monkeypatch.setattr(
         attention, "paired_times",
         lambda ways, **rest: {name: [6.0] if run() is not None else [] for name, run in ways.items()},
@@ -104,10 +106,30 @@ def test_the_benchmark(small, monkeypatch):
     assert pairs == [(task, one.name, b.name) for task, ways in known.items() for one, others in ways for b in others]
     calls = {row["task"]: {round(6 / row["subject_seconds"]), round(6 / row["baseline_seconds"])}
              for row in record.values["rows"]}  # fmt: skip
-    assert calls == {"forward": {10 if ON_GPU else 1}, "forward + backward": {10 if ON_GPU else 1}, "decode": {50}}
+    of_many = {10 if ON_GPU else 1}
+    assert calls == {"forward": of_many, "forward + backward": of_many, "decode": {50}, CAPTURED: {50}}
     failed = [(row["task"], row["scheme"], row["why"]) for row in record.values["failed"]]
     assert failed == [(task, "cuDNN", "No available kernel.") for task in COMPARED_ON_GPU]
     assert "V1 / flash" in [column.name for column in benchmarks.ratios(record).columns]
+
+
+@pytest.mark.skipif(not ON_GPU, reason="there is no CUDA graph on a CPU")
+def test_a_graph_keeps_the_memory_that_it_reads():
+    out = torch.zeros(1 << 20)
+
+    def doubled():
+        given = torch.ones(1 << 20)
+        torch.cuda.synchronize()
+        return lambda: out.add_(given)
+
+    replay = attention.captured(doubled(), 2)
+    gc.collect()
+    torch.cuda.empty_cache()
+    other = torch.full((1 << 20,), 7.0)
+    before = float(out[0])
+    replay()
+    assert torch.equal(out, torch.full_like(out, before + 2))
+    assert other[0] == 7
 
 
 def test_the_suite_of_a_gpu():

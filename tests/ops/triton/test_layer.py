@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 
 from antiphase.layers.differential import DifferentialAttentionV1
-from antiphase.layers.functions import antiphase_attention, triton_attention
+from antiphase.layers.functions import antiphase_attention, eager_attention, triton_attention
+from antiphase.ops.api import differential_attention
 from antiphase.ops.plain import plain_lambda, plain_rms_norm
 
 layer = pytest.importorskip("antiphase.ops.triton.layer", reason="Triton is not installed", exc_type=ImportError)
@@ -61,6 +63,51 @@ def test_rows_in_any_order_of_memory():
     again = tensor.detach().requires_grad_()
     (expected,) = torch.autograd.grad(plain_rms_norm(again, torch.ones(16), 1e-6), again, found)
     torch.testing.assert_close(slopes, expected)
+
+
+def test_no_row_divides_by_zero():
+    """ε = 0, and fewer rows than a program takes."""
+    tensor, weight = torch.randn(3, 8, requires_grad=True), torch.ones(8, requires_grad=True)
+    found, expected = (
+        torch.autograd.grad(function(tensor, weight, 0.0, 0.5, torch.float32).sum(), (tensor, weight))
+        for function in (layer.norm_with_derivatives, plain_rms_norm)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_gradients_for_a_batch_of_cotangents():
+    tensor, weight = torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    vectors = [(0.3 * torch.randn(8)).requires_grad_() for _ in range(4)]
+    query, key, value = (torch.randn(1, maps, 9, 16, requires_grad=True) for maps in (4, 4, 2))
+
+    def attend(impl):
+        return differential_attention(query, key, value, 0.4, impl=impl)
+
+    for found, expected, leaves in (
+        (layer.norm_with_derivatives(tensor, weight, 1e-5, 0.5, torch.float32),
+         plain_rms_norm(tensor, weight, 1e-5, 0.5), (tensor, weight)),
+        (layer.lambda_with_derivatives(*vectors, 0.2), plain_lambda(vectors, 0.2), vectors),
+        (attend("triton"), attend("reference"), (query, key, value)),
+    ):  # fmt: skip
+        cotangents = torch.randn(2, *found.shape)
+        slopes = [torch.autograd.grad(out, leaves, cotangents, is_grads_batched=True) for out in (found, expected)]
+        torch.testing.assert_close(*slopes, rtol=1e-4, atol=1e-5)
+
+
+def test_what_the_small_kernels_take():
+    tensor, weight = torch.randn(2, 3, 8), torch.ones(8)
+    assert layer.supports_norm(tensor, weight)
+    assert layer.supports_norm(tensor.transpose(0, 1), weight)
+    wrong = (
+        (tensor, torch.ones(5)), (tensor, torch.ones(1, 8)), (tensor, torch.ones(16)[::2]), (tensor.double(), weight),
+        (tensor[:0], weight), (torch.ones(()), weight), (torch.ones(1, 8193), torch.ones(8193)),
+    )  # fmt: skip
+    assert not any(layer.supports_norm(*pair) for pair in wrong)
+    vectors = torch.randn(4, 8).unbind()
+    assert layer.supports_lambda(*vectors)
+    for place in range(4):
+        for one in (torch.ones(7), torch.ones(16)[::2], torch.ones(1, 8), torch.ones(8, dtype=torch.float64)):
+            assert not layer.supports_lambda(*vectors[:place], one, *vectors[place + 1 :])
 
 
 def test_second_derivatives_are_those_of_pytorch():
@@ -159,7 +206,7 @@ def test_a_model_under_autocast_takes_the_kernels(monkeypatch):
 
     found = slopes()
     assert sorted(calls) == ["lambda_with_derivatives", "norm_with_derivatives"]
-    monkeypatch.setattr("antiphase.ops.layer._is_served_on_gpu", lambda *tensors: False)
+    monkeypatch.setattr("antiphase.ops.layer._is_on_gpu", lambda *tensors: False)
     expected = slopes()
     assert len(calls) == 2
     for own, theirs in zip(found, expected, strict=True):
@@ -181,3 +228,52 @@ def test_a_compiled_layer_takes_a_step_in_one_graph(monkeypatch):
         found, _ = torch.compile(made._attend, backend=keep, fullgraph=True)(query, key, key, None, hidden)
     assert found.shape == (2, 1, 4, 16)
     assert torch.ops.antiphase.triton_v1_step.default in {node.target for node in graphs[0].graph.nodes}
+
+
+def test_forward_mode_does_not_take_the_step():
+    """Its tangents of the norm's weight and of λ would be lost."""
+    made = DifferentialAttentionV1(64, 8, attention=triton_attention)
+    query, key = torch.randn(1, 8, 1, 8), torch.randn(1, 8, 20, 8)
+    options = {"is_causal": False, "sliding_window": None, "scale": 0.3, "impl": "triton"}
+    for name in ("head_norm.weight", "lambda_q1"):
+        value = made.get_parameter(name).detach()
+        with torch.no_grad(), forward_ad.dual_level():
+            dual = {name: forward_ad.make_dual(value, torch.ones_like(value))}
+            with torch.nn.utils.stateless._reparametrize_module(made, dual):
+                assert made.step(query, key, key, None, **options) is None
+
+
+@pytest.mark.parametrize("place", ["query", "key", "weight", "vector"])
+def test_views_that_negate_their_memory(place):
+    made = DifferentialAttentionV1(64, 8, attention=triton_attention)
+    query, key, hidden = torch.randn(1, 8, 1, 8), torch.randn(1, 8, 20, 8), torch.randn(1, 1, 64)
+    with torch.no_grad():
+        if place == "weight":
+            made.head_norm.weight = torch.nn.Parameter(torch._neg_view(torch.randn(16)))
+        elif place == "vector":
+            made.lambda_k2 = torch.nn.Parameter(torch._neg_view(made.lambda_k2.clone()))
+        query, key = (torch._neg_view(t) if place == name else t for name, t in (("query", query), ("key", key)))
+        found, _ = made._attend(query, key, key, None, hidden)
+        made.attention = eager_attention
+        expected, _ = made._attend(query, key, key, None, hidden)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 1, 80), (2, 1, 1, 100), (3, 1, 1, 90)])
+@pytest.mark.parametrize("of_layer", [False, True])
+def test_masks_that_do_not_fit_are_refused(shape, of_layer):
+    made = DifferentialAttentionV1(64, 8, attention=triton_attention)
+    made._is_published = of_layer
+    query, key, hidden = torch.randn(2, 8, 1, 8), torch.randn(2, 8, 90, 8), torch.randn(2, 1, 64)
+    with torch.no_grad(), pytest.raises((ValueError, RuntimeError), match=r"mask must|must match the existing size"):
+        made._attend(query, key, key, torch.ones(shape, dtype=torch.bool), hidden)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (7,), (1, 2, 4, 1)])
+def test_lambdas_and_weights_that_do_not_fit_are_refused(shape):
+    query, key = torch.randn(2, 8, 1, 8), torch.randn(2, 8, 90, 8)
+    with pytest.raises(ValueError, match=r"lam must broadcast to \(2, 4, 1\), got"):
+        few.triton_attend_few(query, key, key, torch.rand(shape), None, 4, False, 0, 0.3)
+    vectors = [torch.randn(8) for _ in range(4)]
+    with pytest.raises(ValueError, match="must have 8 numbers each and the norm's weight 16"):
+        few.triton_v1_step(query, key, key, *vectors, torch.ones(5), None, 4, False, 0, 0.3, 0.2, 1e-5, 0.8)
