@@ -158,9 +158,9 @@ def kept_by_block(sizes: Sizes, step: Step) -> int:
     its first product and the activation (2f). Queries are rotated into new tensors, and the projections' own outputs
     go, but norms of queries and keys keep them (W + K). Attention and MLP in parallel have one input. Norms compute in
     fp32: under autocast their outputs are converted for the product, which keeps the bf16 copy, and V1's head norm
-    keeps its input as fp32. (The Triton kernel of that norm, which CUDA devices take unless the model is compiled, keeps
-    it in bf16; what is counted is PyTorch's operation.) If GPUs share the sequences, attention keeps the heads' outputs (W) as it has them, too,
-    because they are sent before they are used.
+    keeps its input as fp32. (What is counted is PyTorch's operation. The Triton kernel of that norm, which CUDA devices
+    take unless the model is compiled, keeps its input in bf16.) If GPUs share the sequences, attention keeps the heads'
+    outputs (W) as it has them, too, because they are sent before they are used.
     """
     config, e, hidden = sizes.config, step.width, sizes.config.hidden_size
     query, key, out = query_width(config), key_width(config, step.context), output_width(config)
