@@ -105,6 +105,17 @@ def test_pieces_are_known_again_and_none_begins_without_time(stages, stage):
     assert Record.load(stage.record()).values == {"unfinished": True, "pieces": {"one": {"value": 1}}}
 
 
+def test_only_some_pieces_run(stages, stage):
+    """Those that are named and those that check; what is known already is kept."""
+    stages.Kept(stage).add("forward, 9 tokens", 1)
+    kept = stages.Kept(replace(stage, only="decode.*"))
+    assert kept("decode, 9 tokens", lambda: 2) == 2
+    assert kept("gate", lambda: 3) == 3
+    assert kept("product rate, bfloat16", lambda: 4) == 4
+    assert kept("a decode", lambda: pytest.fail("its name does not match as a whole")) is None
+    assert kept("forward, 9 tokens", lambda: pytest.fail("it is known")) == 1
+
+
 def test_pieces_of_other_sizes_are_refused(stages, stage):
     stages.Kept(stage).add("one", 1)
     with pytest.raises(InputError, match=r"pilot\.json was begun in other sizes or on another device; move it away"):
@@ -201,6 +212,7 @@ def command(*words):
 @pytest.mark.parametrize(("words", "told"), [
     (["pilot", "--rehearsal", "--prepared", "missing"], "--prepared missing lacks train.parquet; make it with the"),
     (["attention", "--rehearsal"], "set TRITON_INTERPRET=1 before it"),
+    (["model", "--only", "("], "--only (: not a regular expression: missing )"),
     (["kernels", "--minutes", "0"], "--minutes must be above 0, got 0"),
     (["prepare", "--data", "x"], "--trec is missing"),
 ])  # fmt: skip
