@@ -58,9 +58,17 @@ def test_confusion_is_summed_over_runs(record):
     assert [column.name for column in first.columns] == ["Right label", "→ a", "→ <b>"]
 
 
-def test_many_labels_get_no_table_of_confusion_but_a_figure(record):
-    labels = [str(number) for number in range(20)]
-    record.values["labels"] = labels
+def test_of_many_labels_the_most_frequent_errors_are_named(record):
+    record.values["labels"] = [str(number) for number in range(20)]
+    counts = 3 * numpy.eye(20, dtype=int)
+    counts[4, 7], counts[7, 4], counts[:, 19] = 5, 1, 2
+    for one in record.values["runs"]:
+        one["confusion"] = counts.tolist()
+    first, second = tables.confusions(record)
+    assert (first.title, second.title) == ("Most frequent errors of cnn", "Most frequent errors of $lstm")
+    assert len(first.rows) == tables.SHOWN_ERRORS
+    assert first.text()[:2] == [["4", "7", "10", "50.0 %"], ["0", "19", "4", "40.0 %"]]  # over both runs
+    assert "At most 15 of 21 pairs" in first.note
     for one in record.values["runs"]:
         one["confusion"] = numpy.eye(20, dtype=int).tolist()
     assert tables.confusions(record) == []

@@ -10,6 +10,7 @@ from antiphase.report.tables import Column, Table
 
 LARGEST_CONFUSION = 12
 """Largest number of labels for which a confusion matrix is shown as a table."""
+SHOWN_ERRORS = 15
 
 
 @Classify.from_record
@@ -116,9 +117,10 @@ def confusion_of(runs: Sequence[ClassifierRun], model: str) -> list[list[int]]:
 
 @Classify.from_record
 def confusions(found: Classify) -> list[Table]:
-    """One matrix per model, unless there are too many labels."""
+    """One matrix per model, or with many labels its most frequent errors."""
     if len(found.labels) > LARGEST_CONFUSION:
-        return []
+        errors = [_errors(found.labels, row.model, confusion_of(found.runs, row.model)) for row in found.models]
+        return [table for table in errors if table.rows]
     return [
         Table(
             title=f"Confusion of {row.model}",
@@ -132,3 +134,20 @@ def confusions(found: Classify) -> list[Table]:
         )
         for row in found.models
     ]
+
+
+def _errors(labels: Sequence[str], model: str, confusion: Sequence[Sequence[int]]) -> Table:
+    counts = sorted(
+        ((count, right, given) for right, row in enumerate(confusion) for given, count in enumerate(row)
+         if given != right and count), key=lambda one: (-one[0], one[1], one[2]),
+    )  # fmt: skip
+    return Table(
+        title=f"Most frequent errors of {model}",
+        columns=[Column("Right label"), Column("Predicted"), Column("Times", "integer"),
+                 Column("Of the right label", "percent")],
+        rows=[
+            [labels[right], labels[given], count, count / sum(confusion[right])]
+            for count, right, given in counts[:SHOWN_ERRORS]
+        ],
+        note=f"At most {SHOWN_ERRORS} of {len(counts):,} pairs of labels that were confused, over all runs.",
+    )  # fmt: skip
