@@ -134,7 +134,7 @@ def test_a_decoding_round_leaves_the_cache_as_it_was(monkeypatch):
 TINY = model.Setting(
     {**model.SIZES, "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
      "num_attention_heads": 4},
-    (16, 32), 32, is_half=True, is_compiled=True,
+    (16, 32), 32, is_half=True, is_compiled=True, pairs=model.PAIRS_ON_GPU,
 )  # fmt: skip
 
 
@@ -148,14 +148,14 @@ def tiny(monkeypatch):
     """The way of a GPU, in half precision and compiled, with a compiler that needs none of its own."""
     monkeypatch.setattr(model, "NEW_TOKENS", 3)
     monkeypatch.setattr(model, "setting_of", lambda device: TINY)
-    monkeypatch.setattr(model, "compiled", lambda built: torch.compile(built, backend="eager"))
+    monkeypatch.setattr(model, "compiled", lambda built, *mode: torch.compile(built, backend="eager"))
     with model.fresh_compiler():
         yield model.models_of(0, TINY, "cpu")
 
 
 def test_model_in_half_precision_and_compiled(tiny):
     rows = model.benchmark_model(quick=False).values["rows"]
-    counts = [len(model.PAIRS), len(model.COMPILED_PAIRS)]
+    counts = [len(model.PAIRS_ON_GPU), len(model.COMPILED_PAIRS)]
     assert [(row["task"], row["length"]) for row in rows] == [
         *[("training step", length) for length in TINY.lengths for _ in range(sum(counts))],
         *[(task, length) for length in TINY.lengths
