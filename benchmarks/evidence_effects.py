@@ -3,8 +3,9 @@
 Every seed contains every combination of levels once. A contrast of combinations is estimated by its mean over the
 seeds, so arms are compared within seeds. Its variance is the sum of two parts: that of the contrast over seeds, and
 that over held-out text, from the contrast's values for each group of neighbouring blocks. Degrees of freedom are
-Satterthwaite's. Residuals of different combinations are not pooled: combinations that are nearly the same model would
-count as independent. The held-out text is what it is, two books: intervals do not cover other books.
+Satterthwaite's. Where the interval over seeds alone is wider, that one is given, because the second part can bring more
+degrees of freedom than variance. Residuals of different combinations are not pooled: combinations that are nearly the
+same model would count as independent. The held-out text is what it is, two books: intervals do not cover other books.
 """
 
 from __future__ import annotations
@@ -90,11 +91,13 @@ class Results:
         if not total:
             return Effect(name, estimate, estimate, estimate, seeds, 0.0, 0.0, float(estimate == 0))
         satterthwaite = total**2 / (over_seeds**2 / (seeds - 1) + over_text**2 / (len(by_group) - 1))
-        margin = float(stats.t.ppf(0.975, satterthwaite) * total**0.5)
-        detectable = margin + float(stats.t.ppf(0.8, satterthwaite) * total**0.5)
+        # the second variance can bring more degrees of freedom than it adds; seeds alone must not have a wider interval
+        ways = [(total, satterthwaite), (over_seeds, seeds - 1)]
+        margin, variance, degrees = max((stats.t.ppf(0.975, count) * size**0.5, size, count) for size, count in ways)
+        detectable = float(margin + stats.t.ppf(0.8, degrees) * variance**0.5)
         spread = float(by_seed.std(ddof=1))
-        p = float(2 * stats.t.sf(abs(estimate) / total**0.5, satterthwaite))
-        return Effect(name, estimate, estimate - margin, estimate + margin, seeds, spread, detectable, p)
+        p = max(float(2 * stats.t.sf(abs(estimate) / size**0.5, count)) for size, count in ways if size)
+        return Effect(name, estimate, estimate - float(margin), estimate + float(margin), seeds, spread, detectable, p)
 
     def main_effects(self) -> list[Effect]:
         """Each level compared with the first of its factor, averaged over all other factors."""

@@ -20,6 +20,8 @@ from antiphase.outcomes import Basis
 BOOTSTRAP_FROM = 8
 """Number of seeds from which a bootstrap is used; with fewer, there are too few different resamples."""
 DRAWS = 4000
+ALONE = "Student, wider over seeds alone"
+"""The method where a sample would have made the interval narrower."""
 CONFIDENCE = 0.95
 Array = numpy.ndarray[Any, Any]
 
@@ -113,13 +115,14 @@ def seeds_interval(values: Sequence[float], sample: Sample | None = None) -> See
     """95 % confidence interval of the mean of one value per seed; None for fewer than two values.
 
     Without a sample, or with one of zero variance, it is Student's interval. The variance of a shared sample is added,
-    with Satterthwaite's (1946) degrees of freedom; with ``BOOTSTRAP_FROM`` or more seeds, a bootstrap resamples seeds
-    and, crossed with them, samples. If each seed has its own sample, the spread over seeds already includes the
-    samples' variance. The interval is then the wider of the one over seeds and the one over samples, because a few
-    seeds that agree by chance would claim more precision than their samples allow. In this case the bootstrap does not
-    resample within seeds, which would count the samples' variance twice (Davison and Hinkley 1997, section 3.8). Seeds
-    that draw their samples from a finite set (``drawn_from``) have its error in common, however many they are; its
-    variance is added.
+    with Satterthwaite's (1946) degrees of freedom, unless the interval over seeds alone is wider, because a sample can
+    bring more degrees of freedom than variance; with ``BOOTSTRAP_FROM`` or more seeds, a bootstrap resamples seeds and,
+    crossed with them, samples. If each seed has its own sample, the spread over seeds already includes the samples'
+    variance. The interval is then the wider of the one over seeds and the one over samples, because a few seeds that
+    agree by chance would claim more precision than their samples allow. In this case the bootstrap does not resample
+    within seeds, which would count the samples' variance twice (Davison and Hinkley 1997, section 3.8). Seeds that draw
+    their samples from a finite set (``drawn_from``) have its error in common, however many they are; its variance is
+    added.
 
     Args:
         values: paired differences or scores, one per seed.
@@ -145,9 +148,12 @@ def seeds_interval(values: Sequence[float], sample: Sample | None = None) -> See
         found = _student(mean, whole, degrees, method, sample, of_sample, spread)
     else:
         found = _bootstrap(numpy.asarray(values, dtype=float), sample, of_sample, spread, degrees)
-    if own is None or own.high - own.low <= found.high - found.low:
-        return found
-    return own
+    ways = [found]
+    if own is not None:
+        ways.append(own)
+    if sample.has_common_error and count < BOOTSTRAP_FROM:
+        ways.append(_student(mean, spread, count - 1, ALONE, sample, of_sample, spread))
+    return max(ways, key=lambda way: way.high - way.low)
 
 
 def _student(

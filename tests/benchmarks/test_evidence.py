@@ -320,6 +320,15 @@ def test_a_difference_that_is_detectable_is_seen_four_times_in_five():
     assert stats.nct.sf(critical, 5, effect.detectable / effect.spread * 6**0.5) == pytest.approx(0.8, abs=0.03)
 
 
+def test_text_narrows_no_interval():
+    """Seeds that differ as much as blocks of text do: the sum of both has more degrees of freedom than three seeds."""
+    runs = made(lambda levels: 4.0, seeds=3, seed_noise=0.1, generator=np.random.default_rng(2))
+    for effect in effects.results(runs, FACTORS).simple_effects("attention"):
+        half = stats.t.ppf(0.975, 2) * effect.spread / 3**0.5
+        assert effect.high - effect.low >= 2 * half * (1 - 1e-9)
+        assert effect.p >= 2 * stats.t.sf(abs(effect.estimate) / effect.spread * 3**0.5, 2) - 1e-12
+
+
 def test_the_power_of_a_study_is_the_spread_of_its_differences(monkeypatch):
     runs = made(lambda levels: 4.0, seed_noise=0.1)
     tables_of(monkeypatch, {"s": {"factors": FACTORS}}, runs)

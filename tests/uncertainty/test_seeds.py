@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from antiphase.uncertainty.intervals import mean_interval
-from antiphase.uncertainty.seeds import BOOTSTRAP_FROM, Sample, holm, seeds_interval
+from antiphase.uncertainty.seeds import ALONE, BOOTSTRAP_FROM, Sample, holm, seeds_interval
 
 SIZE = 80
 
@@ -102,6 +102,18 @@ def test_variances_add_up_with_satterthwaites_degrees():
         "seeds and sample",
         "standard errors, one sample for all seeds of 25",
     )
+
+
+@pytest.mark.parametrize("error", [0.02, 0.05, 0.1, 0.2, 0.5])
+def test_a_sample_narrows_no_interval(error):
+    """It can bring more degrees of freedom than variance: with three seeds, Student's quantile is 4.3, later 2."""
+    values = [0.1, 0.3, 0.2]
+    alone = seeds_interval(values)
+    found = seeds_interval(values, Sample.of_errors([error] * 3, 400, shared=True))
+    assert found.low <= alone.low
+    assert found.high >= alone.high
+    assert (found.low == alone.low) is (found.basis.method == ALONE) is (error <= 0.1)
+    assert found.basis.p >= alone.basis.p - 1e-12
 
 
 def test_agreeing_seeds_claim_no_more_than_their_samples_allow():
