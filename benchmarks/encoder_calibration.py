@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--page", type=Path, help="Folder for a page with every attention map of a text.")
     chosen = parser.parse_args()
     folder = str(model_folder())
-    if chosen.page is not None:
+    if chosen.page is not None and not (chosen.page / "look/report.html").is_file():
         chosen.page.mkdir(parents=True, exist_ok=True)
         linked = chosen.page / "minilm"
         linked.unlink(missing_ok=True)
