@@ -441,7 +441,7 @@ def test_further_measurements_of_another_family(antiphase, refused, tmp_path, fo
 @pytest.mark.parametrize("subject", ["attention", "model"])
 def test_benchmarks_on_a_gpu_need_the_kernels(subject, refused, monkeypatch):
     monkeypatch.setattr("antiphase.training.device.choose_device", lambda device: torch.device("cuda"))
-    monkeypatch.setattr("antiphase.ops.api.HAS_TRITON", False)
+    monkeypatch.setattr("antiphase.ops.implementations.HAS_TRITON", False)
     refused("--device cuda: .*needs Triton.*pip install", f"benchmark {subject} --device cuda --output out")
 
 

@@ -18,5 +18,5 @@ def test_env_says_why_the_gpus_kernels_do_not_run(antiphase, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("antiphase.records.environment", dict)
     for reason, said in (("they need a C compiler", "they need a C compiler"), (None, "triton")):
-        monkeypatch.setattr("antiphase.ops.api.why_no_kernels", lambda device, reason=reason: reason)
+        monkeypatch.setattr("antiphase.ops.implementations.why_no_kernels", lambda device, reason=reason: reason)
         assert f"GPU kernels  {said}" in antiphase("env")[1]

@@ -43,7 +43,7 @@ def benchmark(
     from antiphase.benchmarks.model import benchmark_model
     from antiphase.errors import InputError
     from antiphase.folders.ownership import check_empty, only_one, unfinished
-    from antiphase.ops.api import why_no_kernels
+    from antiphase.ops.implementations import why_no_kernels
     from antiphase.training.device import choose_device
 
     console = make_console(as_json=as_json)

@@ -149,7 +149,7 @@ def env() -> None:
     """
     import torch
 
-    from antiphase.ops.api import why_no_kernels
+    from antiphase.ops.implementations import why_no_kernels
     from antiphase.ops.native import library
     from antiphase.records import environment
 

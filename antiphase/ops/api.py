@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
-from importlib import util
 from itertools import pairwise
-from types import ModuleType
 from typing import Literal, overload
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from antiphase.ops.blockwise import blockwise_attention
-from antiphase.ops.decoding import FEW_ROWS, FEW_ROWS_OF_KERNELS, attend_few, is_few, within_window
+from antiphase.ops.decoding import attend_few, is_few, most_rows_of_kernels, within_window
 from antiphase.ops.dispatch import differentiates
+from antiphase.ops.implementations import (
+    kernels_for,
+    refuse_transforms,
+    resolve_implementation,
+    step_module,
+    transforms_of,
+)
 from antiphase.ops.native.library import why_not as why_not_native
 from antiphase.ops.native.operators import attention_of_few, native_attention
 from antiphase.ops.reference import reference_attention
@@ -32,9 +36,6 @@ from antiphase.ops.shapes import (
 )
 
 IMPLEMENTATIONS = ("auto", "reference", "blockwise", "native", "triton")
-HAS_TRITON = util.find_spec("triton") is not None
-DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
-NO_TRITON = 'impl="triton" needs Triton, which is for Linux: pip install \'antiphase[triton]\', or use impl="blockwise"'
 
 
 @overload
@@ -142,7 +143,9 @@ def differential_attention(
     scale = shapes.width**-0.5 if scale is None else float(scale)
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, got {scale}")
-    chosen = "reference" if return_weights else _resolve_impl(impl, query, key, value, shapes.value_width, scale)
+    chosen = (
+        "reference" if return_weights else resolve_implementation(impl, query, key, value, shapes.value_width, scale)
+    )
     if cu_seqlens_q is not None or cu_seqlens_k is not None:
         if return_weights or attn_mask is not None:
             raise ValueError("cu_seqlens_q and cu_seqlens_k cannot be combined with attn_mask or return_weights")
@@ -173,7 +176,7 @@ def differential_attention(
                 query, key, value, full_lam, mask,
                 groups=shapes.value_heads, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
             )  # fmt: skip
-        _refuse_transforms("blockwise", query, key, value, full_lam)
+        refuse_transforms("blockwise", query, key, value, full_lam)
         return blockwise_attention(query, key, value, full_lam, mask, is_causal, sliding_window or 0, scale)
 
 
@@ -189,44 +192,6 @@ def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast to autocast's dtype if it is enabled; fp64 stays, as everywhere in autocast."""
     dtypes = [autocast_dtype(tensor) for tensor in tensors]
     return tuple(t if dtype is None else t.to(dtype) for t, dtype in zip(tensors, dtypes, strict=True))
-
-
-def _resolve_impl(impl: str, query: Tensor, key: Tensor, value: Tensor, value_width: int, scale: float) -> str:
-    """Resolve "auto" to "native" or "triton" if these kernels support the call; return any other choice unchanged.
-
-    Raises:
-        ValueError: "native" was chosen explicitly but does not support the call; the message names an alternative.
-    """
-    if impl not in ("auto", "native"):
-        return impl
-    if impl == "auto" and query.is_cuda:
-        return "triton" if _runs_on_triton(query, key, value, value_width) else impl
-    reason = why_not_native(query, scale)
-    if impl == "native" and reason is not None:
-        raise ValueError(reason)
-    return "native" if reason is None else impl
-
-
-def _runs_on_triton(query: Tensor, key: Tensor, value: Tensor, value_width: int) -> bool:
-    """Whether the Triton kernels support a call of any length and nothing that they do not have is asked of them."""
-    if not HAS_TRITON or _transforms(query, key, value) is not None:
-        return False
-    launch = _launch()
-    return launch.why_not(query, value_width) is None and max(query.shape[2], key.shape[2]) <= launch.LONGEST
-
-
-def _launch() -> ModuleType:
-    """The module that launches the Triton kernels, whose import needs Triton."""
-    from antiphase.ops.triton import launch
-
-    return launch
-
-
-def _few() -> ModuleType:
-    """The module that launches the kernels of a decoding step."""
-    from antiphase.ops.triton import few
-
-    return few
 
 
 def _native_attention(
@@ -247,7 +212,7 @@ def _native_attention(
     if not all(t.is_cpu for t in tensors) or not (mask is None or mask.is_cpu):  # the kernels need CPU addresses
         given = ", ".join(str(t.device) for t in (*tensors, *(() if mask is None else (mask,))))
         raise ValueError(f"query, key, value, lam and mask must share a device, got {given}")
-    _refuse_transforms("native", *tensors)
+    refuse_transforms("native", *tensors)
     if not torch.compiler.is_compiling() and any(t.is_neg() for t in tensors):  # memory holds the negated values
         query, key, value, *others = (tensor.resolve_neg() for tensor in tensors)
         lam = others[0] if others else None
@@ -286,7 +251,7 @@ def native_softmax_attention(
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if why_not_native(query, scale) is not None or not query.dtype == key.dtype == value.dtype:
         return None
-    if _transforms(query, key, value) is not None:
+    if transforms_of(query, key, value) is not None:
         return None
     return _native_attention(
         query, key, value, None, four_dimensions(mask, key.shape[2]),
@@ -307,7 +272,7 @@ def _triton_attention(
     edges: Sequence[Tensor | None] = (None, None),
     longest: tuple[int, int] | None = None,
 ) -> Tensor:
-    _refuse_transforms("Triton", query, key, value, lam)
+    refuse_transforms("Triton", query, key, value, lam)
     groups = value.shape[1]
     if longest is None:
         out = attend_cached(
@@ -317,34 +282,11 @@ def _triton_attention(
         if out is not None:
             return out
     sizes = (query.shape[2], key.shape[2]) if longest is None else longest
-    launch, save = _kernels(query, value.shape[-1]), differentiates(query, key, value, lam)
+    launch, save = kernels_for(query, value.shape[-1]), differentiates(query, key, value, lam)
     out, _, _ = launch.triton_attention(
         query, key, value, lam, mask, *edges, *sizes, is_causal, sliding_window or 0, scale, save
     )
     return out
-
-
-def _kernels(query: Tensor, value_width: int) -> ModuleType:
-    """The module that launches the Triton kernels.
-
-    Raises:
-        ValueError: Triton is missing, or the kernels do not support such tensors; the message names an alternative.
-    """
-    if not HAS_TRITON:
-        raise ValueError(NO_TRITON)
-    launch = _launch()
-    reason = launch.why_not(query, value_width)
-    if reason is not None:
-        raise ValueError(reason)
-    return launch
-
-
-def why_no_kernels(device: torch.device) -> str | None:
-    """Why ``impl="triton"`` does not run on a device, and what would work; None if it does."""
-    if not HAS_TRITON:
-        return NO_TRITON
-    reason: str | None = _launch().why_not_on(device)
-    return reason
 
 
 def attend_cached(
@@ -367,7 +309,7 @@ def attend_cached(
     """
     query, key, value = _autocast(query, key, value)
     value_width = value.shape[1] // groups * value.shape[3]
-    chosen = _resolve_impl(impl, query, key, value, value_width, scale)
+    chosen = resolve_implementation(impl, query, key, value, value_width, scale)
     if chosen == "native":
         if lam.numel() > 1:
             lam = lam.reshape((1,) * (3 - lam.dim()) + lam.shape)
@@ -384,77 +326,13 @@ def attend_cached(
         )  # fmt: skip
     if chosen != "triton" or differentiates(query, key, value, lam):
         return None
-    if not is_few(query, key, groups, mask, _most_rows(value_width)):
+    if not is_few(query, key, groups, mask, most_rows_of_kernels(value_width)):
         return None
-    _refuse_transforms("Triton", query, key, value, lam)
+    refuse_transforms("Triton", query, key, value, lam)
     check_alike(query, key, value)
-    _kernels(query, value_width)
+    kernels_for(query, value_width)
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
-    return _few().triton_attend_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
-
-
-def _most_rows(value_width: int) -> int:
-    """Largest number of rows of ``is_few`` for the kernels."""
-    return FEW_ROWS_OF_KERNELS if value_width <= 128 else FEW_ROWS
-
-
-def triton_v1_step(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    vectors: Sequence[Tensor],
-    weight: Tensor,
-    mask: Tensor | None,
-    *,
-    groups: int,
-    is_causal: bool,
-    sliding_window: int | None,
-    scale: float,
-    initial: float,
-    eps: float,
-    factor: float,
-) -> Tensor | None:
-    """``layer.v1_step`` on the Triton kernels, with a mask (1|B, 1|H, 1|N, M); None if they do not support the call."""
-    tensors = query, key, value, *vectors, weight
-    value_width = value.shape[1] // groups * value.shape[3]
-    if (
-        torch.is_autocast_enabled(query.device.type)
-        or not query.dtype == key.dtype == value.dtype == weight.dtype
-        or any(t.device != query.device for t in (*tensors, *(() if mask is None else (mask,))))
-        or not all(t.is_contiguous() for t in (*vectors, weight))
-        or differentiates(*tensors)
-        or not is_few(query, key, groups, mask, _most_rows(value_width))
-        or _transforms(*tensors) is not None
-        or not _runs_on_triton(query, key, value, value_width)
-    ):
-        return None
-    key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
-    out: Tensor = _few().triton_v1_step(
-        query, key, value, *vectors, weight, mask, groups, is_causal, sliding_window or 0, scale, initial, eps, factor
-    )
-    return out
-
-
-def _refuse_transforms(name: str, *tensors: Tensor) -> None:
-    """Custom operators silently drop tangents, and under torch.func they fail with errors about PyTorch's internals.
-
-    Raises:
-        ValueError: one of these transforms is active.
-    """
-    found = _transforms(*tensors)
-    if found is not None:
-        raise ValueError(f'the {name} implementation has no {found}; use differential_attention(..., impl="reference")')
-
-
-def _transforms(*tensors: Tensor) -> str | None:
-    """Which transforms other than plain autograd are active; None if there are none."""
-    if torch.compiler.is_compiling():
-        return None
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors):
-        return "forward-mode derivatives"
-    if any(level.key() in DERIVATIVES for level in torch._C._functorch.get_interpreter_stack() or ()):
-        return "derivatives under torch.func"
-    return None
+    return step_module().triton_attend_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
 
 
 def _packed_attention(

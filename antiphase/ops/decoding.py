@@ -19,6 +19,11 @@ with keys and values. The GPU kernels take more rows, for values of width up to 
 """
 
 
+def most_rows_of_kernels(value_width: int) -> int:
+    """Largest number of rows of ``is_few`` for the kernels."""
+    return FEW_ROWS_OF_KERNELS if value_width <= 128 else FEW_ROWS
+
+
 def is_few(
     query: Tensor, key: Tensor, groups: int, mask: Tensor | None, most: int = FEW_ROWS, *, maps: int = 2
 ) -> bool:

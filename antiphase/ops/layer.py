@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from antiphase.ops.api import triton_v1_step, why_no_kernels
-from antiphase.ops.decoding import is_few, within_window
+from antiphase.ops.decoding import is_few, most_rows_of_kernels, within_window
 from antiphase.ops.dispatch import are_plain, differentiates
+from antiphase.ops.implementations import runs_on_triton, step_module, transforms_of, why_no_kernels
 from antiphase.ops.native import layer, loss
 from antiphase.ops.native.library import DTYPES, why_not_built
 from antiphase.ops.plain import plain_cross_entropies, plain_lambda, plain_rms_norm
@@ -101,7 +101,7 @@ def v1_step(
     groups = key.shape[1] // 2
     mask = four_dimensions(mask, key.shape[2])
     if query.is_cuda or impl == "triton":
-        return triton_v1_step(
+        return _triton_v1_step(
             query, key, value, vectors, weight, mask, groups=groups, is_causal=is_causal,
             sliding_window=sliding_window, scale=scale, initial=initial, eps=eps, factor=factor,
         )  # fmt: skip
@@ -119,6 +119,43 @@ def v1_step(
     return layer.v1_step(
         query, key, value, *vectors, weight, mask, groups, is_causal, sliding_window or 0, scale, initial, eps, factor
     )
+
+
+def _triton_v1_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    vectors: Sequence[Tensor],
+    weight: Tensor,
+    mask: Tensor | None,
+    *,
+    groups: int,
+    is_causal: bool,
+    sliding_window: int | None,
+    scale: float,
+    initial: float,
+    eps: float,
+    factor: float,
+) -> Tensor | None:
+    """``v1_step`` on the Triton kernels, with a mask (1|B, 1|H, 1|N, M); None if they do not support the call."""
+    tensors = query, key, value, *vectors, weight
+    value_width = value.shape[1] // groups * value.shape[3]
+    if (
+        torch.is_autocast_enabled(query.device.type)
+        or not query.dtype == key.dtype == value.dtype == weight.dtype
+        or any(t.device != query.device for t in (*tensors, *(() if mask is None else (mask,))))
+        or not all(t.is_contiguous() for t in (*vectors, weight))
+        or differentiates(*tensors)
+        or not is_few(query, key, groups, mask, most_rows_of_kernels(value_width))
+        or transforms_of(*tensors) is not None
+        or not runs_on_triton(query, key, value, value_width)
+    ):
+        return None
+    key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
+    out: Tensor = step_module().triton_v1_step(
+        query, key, value, *vectors, weight, mask, groups, is_causal, sliding_window or 0, scale, initial, eps, factor
+    )
+    return out
 
 
 def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:

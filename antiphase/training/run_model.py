@@ -24,7 +24,7 @@ from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize, seeded
 from antiphase.models.transformer import AntiphaseForCausalLM
-from antiphase.ops.api import why_no_kernels
+from antiphase.ops.implementations import why_no_kernels
 from antiphase.reading.models import ORIGIN
 from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.training.device import choose_device

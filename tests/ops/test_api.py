@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from antiphase import differential_attention
-from antiphase.ops import api
+from antiphase.ops import implementations
 
 
 def tensors(heads=2, groups=2, queries=4, keys=6, width=4, value_width=8, key_maps=2, batch=1):
@@ -115,10 +115,10 @@ def test_autocast_leaves_fp64_alone():
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the kernels run here, under the interpreter")
 def test_the_kernels_for_gpus_say_what_they_need(monkeypatch):
     query, key, value = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8), torch.randn(1, 1, 4, 8)
-    if api.HAS_TRITON:
+    if implementations.HAS_TRITON:
         with pytest.raises(ValueError, match='need a CUDA device, got cpu; use impl="blockwise"'):
             differential_attention(query, key, value, 0.5, impl="triton")
-    monkeypatch.setattr(api, "HAS_TRITON", False)
+    monkeypatch.setattr(implementations, "HAS_TRITON", False)
     with pytest.raises(ValueError, match=r"needs Triton, which is for Linux: pip install 'antiphase\[triton\]'"):
         differential_attention(query, key, value, 0.5, impl="triton")
 
@@ -138,15 +138,15 @@ def test_sequences_without_tokens_are_served_with_a_window_too(impl):
 def test_auto_takes_the_gpu_kernels_where_they_run(monkeypatch, has_triton, reason, chosen):
     asked = []
     kernels = SimpleNamespace(why_not=lambda query, value_width: asked.append(value_width) or reason, LONGEST=100)
-    monkeypatch.setattr(api, "HAS_TRITON", has_triton)
-    monkeypatch.setattr(api, "_launch", lambda: kernels)
+    monkeypatch.setattr(implementations, "HAS_TRITON", has_triton)
+    monkeypatch.setattr(implementations, "launch_module", lambda: kernels)
     with FakeTensorMode():  # CUDA tensors without a GPU
         query, long = (torch.empty(1, 4, n, 16, device="cuda", dtype=torch.bfloat16) for n in (8, 101))
-    assert api._resolve_impl("auto", query, query, query, 32, 0.25) == chosen
-    assert api._resolve_impl("auto", query, long, long, 32, 0.25) == "auto"
-    assert api._resolve_impl("blockwise", query, query, query, 32, 0.25) == "blockwise"
+    assert implementations.resolve_implementation("auto", query, query, query, 32, 0.25) == chosen
+    assert implementations.resolve_implementation("auto", query, long, long, 32, 0.25) == "auto"
+    assert implementations.resolve_implementation("blockwise", query, query, query, 32, 0.25) == "blockwise"
     assert asked == [32, 32] * has_triton
     with pytest.raises(ValueError, match="native kernels"):
-        api._resolve_impl("native", query, query, query, 32, 0.25)
-    monkeypatch.setattr(api, "_transforms", lambda *tensors: "forward-mode derivatives")
-    assert api._resolve_impl("auto", query, query, query, 32, 0.25) == "auto"
+        implementations.resolve_implementation("native", query, query, query, 32, 0.25)
+    monkeypatch.setattr(implementations, "transforms_of", lambda *tensors: "forward-mode derivatives")
+    assert implementations.resolve_implementation("auto", query, query, query, 32, 0.25) == "auto"
