@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from antiphase.layers.differential import DifferentialAttentionV1
+from antiphase.layers.functions import triton_attention
 from antiphase.layers.norm import RMSNorm
 from antiphase.ops.layer import exponential_lambda, rms_norm
 
@@ -44,3 +46,21 @@ def test_the_norm_of_heads_is_rounded_under_autocast(dtype):
         (expected,) = torch.autograd.grad(exact, norm.weight, cotangent.to(dtype))
         assert slope.dtype == dtype
         torch.testing.assert_close(slope, expected, rtol=3e-2, atol=3e-2)
+
+
+def test_a_compiled_layer_takes_a_decoding_step_in_one_graph(monkeypatch):
+    launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
+    monkeypatch.setattr(launch, "why_not_on", lambda device: None)
+    monkeypatch.setattr(torch.Tensor, "uniform_", lambda tensor, *args, **kwargs: tensor)  # it asks for a generator
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():  # the tensors only have shapes
+        made = DifferentialAttentionV1(64, 8, attention=triton_attention)
+        query, key, hidden = torch.randn(2, 8, 1, 8), torch.randn(2, 8, 90, 8), torch.randn(2, 1, 64)
+        found, _ = torch.compile(made._attend, backend=keep, fullgraph=True)(query, key, key, None, hidden)
+    assert (found.shape, found.device.type) == ((2, 1, 4, 16), "cuda")
+    assert torch.ops.antiphase.triton_v1_step.default in {node.target for node in graphs[0].graph.nodes}

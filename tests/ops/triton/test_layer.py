@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 from antiphase.layers.differential import DifferentialAttentionV1
@@ -211,23 +210,6 @@ def test_a_model_under_autocast_takes_the_kernels(monkeypatch):
     assert len(calls) == 2
     for own, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(own.float(), theirs.float(), rtol=3e-2, atol=3e-2 * float(theirs.abs().max()))
-
-
-def test_a_compiled_layer_takes_a_step_in_one_graph(monkeypatch):
-    monkeypatch.setattr(launch, "why_not_on", lambda device: None)
-    graphs = []
-
-    def keep(graph, inputs):
-        graphs.append(graph)
-        return graph.forward
-
-    monkeypatch.setattr(torch.Tensor, "uniform_", lambda tensor, *args, **kwargs: tensor)  # it asks for a generator
-    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():  # the tensors only have shapes
-        made = DifferentialAttentionV1(64, 8, attention=triton_attention)
-        query, key, hidden = torch.randn(2, 8, 1, 8), torch.randn(2, 8, 90, 8), torch.randn(2, 1, 64)
-        found, _ = torch.compile(made._attend, backend=keep, fullgraph=True)(query, key, key, None, hidden)
-    assert found.shape == (2, 1, 4, 16)
-    assert torch.ops.antiphase.triton_v1_step.default in {node.target for node in graphs[0].graph.nodes}
 
 
 def test_forward_mode_does_not_take_the_step():
