@@ -100,62 +100,51 @@ def v1_step(
     """
     groups = key.shape[1] // 2
     mask = four_dimensions(mask, key.shape[2])
-    if query.is_cuda or impl == "triton":
-        return _triton_v1_step(
-            query, key, value, vectors, weight, mask, groups=groups, is_causal=is_causal,
-            sliding_window=sliding_window, scale=scale, initial=initial, eps=eps, factor=factor,
-        )  # fmt: skip
-    if (
-        not _is_served(query, key, value, weight)
-        or not all(v.is_cpu and v.dtype == torch.float32 and not v.is_neg() for v in vectors)
-        or not (mask is None or mask.is_cpu)
-        or torch.is_autocast_enabled("cpu")
-        or not scale > 0
-        or not is_few(query, key, groups, mask)
-        or differentiates(query, key, value, weight, *vectors)
-    ):
+    on_triton = query.is_cuda or impl == "triton"
+    takes = _triton_takes_step if on_triton else _native_takes_step
+    if not takes(query, key, value, vectors, weight, mask, scale):
         return None
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
-    return layer.v1_step(
-        query, key, value, *vectors, weight, mask, groups, is_causal, sliding_window or 0, scale, initial, eps, factor
-    )
-
-
-def _triton_v1_step(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    vectors: Sequence[Tensor],
-    weight: Tensor,
-    mask: Tensor | None,
-    *,
-    groups: int,
-    is_causal: bool,
-    sliding_window: int | None,
-    scale: float,
-    initial: float,
-    eps: float,
-    factor: float,
-) -> Tensor | None:
-    """``v1_step`` on the Triton kernels, with a mask (1|B, 1|H, 1|N, M); None if they do not support the call."""
-    tensors = query, key, value, *vectors, weight
-    value_width = value.shape[1] // groups * value.shape[3]
-    if (
-        torch.is_autocast_enabled(query.device.type)
-        or not query.dtype == key.dtype == value.dtype == weight.dtype
-        or any(t.device != query.device for t in (*tensors, *(() if mask is None else (mask,))))
-        or not all(t.is_contiguous() for t in (*vectors, weight))
-        or differentiates(*tensors)
-        or not is_few(query, key, groups, mask, most_rows_of_kernels(value_width))
-        or transforms_of(*tensors) is not None
-        or not runs_on_triton(query, key, value, value_width)
-    ):
-        return None
-    key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
-    out: Tensor = step_module().triton_v1_step(
+    step = step_module().triton_v1_step if on_triton else layer.v1_step
+    out: Tensor = step(
         query, key, value, *vectors, weight, mask, groups, is_causal, sliding_window or 0, scale, initial, eps, factor
     )
     return out
+
+
+def _native_takes_step(
+    query: Tensor, key: Tensor, value: Tensor, vectors: Sequence[Tensor], weight: Tensor, mask: Tensor | None,
+    scale: float,
+) -> bool:  # fmt: skip
+    """Whether ``v1_step`` runs on the native kernels; the mask is (1|B, 1|H, 1|N, M)."""
+    return (
+        _is_served(query, key, value, weight)
+        and all(v.is_cpu and v.dtype == torch.float32 and not v.is_neg() for v in vectors)
+        and (mask is None or mask.is_cpu)
+        and not torch.is_autocast_enabled("cpu")
+        and scale > 0
+        and is_few(query, key, key.shape[1] // 2, mask)
+        and not differentiates(query, key, value, weight, *vectors)
+    )
+
+
+def _triton_takes_step(
+    query: Tensor, key: Tensor, value: Tensor, vectors: Sequence[Tensor], weight: Tensor, mask: Tensor | None,
+    scale: float,
+) -> bool:  # fmt: skip
+    """Whether ``v1_step`` runs on the Triton kernels, which take any scale; the mask is (1|B, 1|H, 1|N, M)."""
+    tensors = query, key, value, *vectors, weight
+    groups, value_width = key.shape[1] // 2, 2 * value.shape[3]
+    return (
+        not torch.is_autocast_enabled(query.device.type)
+        and query.dtype == key.dtype == value.dtype == weight.dtype
+        and all(t.device == query.device for t in (*tensors, *(() if mask is None else (mask,))))
+        and all(t.is_contiguous() for t in (*vectors, weight))
+        and not differentiates(*tensors)
+        and is_few(query, key, groups, mask, most_rows_of_kernels(value_width))
+        and transforms_of(*tensors) is None
+        and runs_on_triton(query, key, value, value_width)
+    )
 
 
 def cross_entropies(logits: Tensor, targets: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from antiphase.baselines.commands.classify import measure as study
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.html import write_report
+from antiphase.uncertainty.seeds import Sample, seeds_interval
 from support.models import save
 from support.records import values
 
@@ -72,8 +73,10 @@ def test_an_official_split_and_what_is_written(antiphase, tmp_path):
         assert one["development"]["samples"] in (6, 7)
     (model,) = tree["values"]["models"]
     assert model["accuracy"] == pytest.approx(sum(one["test_accuracy"] for one in runs) / 2)
-    methods = "Student and Satterthwaite", "Student, wider over seeds alone"
-    assert model["interval_is"] in [f"over seeds and sample ({method})" for method in methods]
+    accuracies = [one["test_accuracy"] for one in runs]
+    expected = seeds_interval(accuracies, Sample.of_counts(accuracies, 20, shared=True))
+    assert model["interval_is"] == f"over seeds and sample ({expected.basis.method})"
+    assert model["interval"] == pytest.approx([max(0.0, expected.low), min(1.0, expected.high)])
     assert "Test accuracy" in out
     page = (tmp_path / "r" / "report.html").read_text()
     assert "Runs of classifiers" in page
