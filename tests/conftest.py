@@ -1,5 +1,6 @@
 """What all tests share: where the golden files lie, one thread so that results repeat, and no limits of time."""
 
+import os
 import random
 import re
 import signal
@@ -115,6 +116,14 @@ def refused(antiphase, tmp_path):
         return err
 
     return run
+
+
+@pytest.fixture(params=[0o027, 0o002])
+def umask(request):
+    """The permissions that new files lack during the test."""
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
 
 
 @pytest.fixture

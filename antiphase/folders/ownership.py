@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from antiphase.errors import InputError
 from antiphase.folders.holders import HOLDER, confirm_held, held, held_elsewhere
+from antiphase.folders.permissions import share_weights
 from antiphase.records import command_line, is_writing, write_atomically, writing
 
 LOCK = ".lock"
@@ -220,6 +221,7 @@ def written_beside(target: Path, *, aside: Path | None = None) -> Iterator[Path]
         with writing(target):
             beside.mkdir(parents=True)
             yield beside
+            share_weights(beside)
             for path in (*beside.rglob("*"), beside):
                 sync(path)
             confirm_held()

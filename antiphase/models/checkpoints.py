@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from antiphase.errors import InputError
+from antiphase.folders.permissions import share_weights
 from antiphase.models.conversion import Format, check_tied, plan_conversion
 from antiphase.models.model_card import write_model_card
 from antiphase.models.portable import make_portable
@@ -297,6 +298,7 @@ def _written_folder(target: Path) -> Iterator[Path]:
     try:
         with writing(target):
             yield temporary
+            share_weights(temporary)
         if target.is_dir():
             target.rmdir()  # it was empty
         temporary.rename(target)

@@ -18,6 +18,7 @@ from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
 from antiphase.folders.contents import check_content, check_start, keep_model
+from antiphase.folders.permissions import share_weights
 from antiphase.layers.exchange import Exchange
 from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint
@@ -403,6 +404,7 @@ class _Run:
         if self.group.is_first:
             with writing(self.output):
                 self.data.tokenizer.save_pretrained(self.output)
+            share_weights(self.output)
             keep_model(self.output)
             self._record(values)
         self.group.wait()

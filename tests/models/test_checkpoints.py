@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import replace
@@ -57,6 +58,12 @@ def test_a_folder_goes_there_and_back_with_all_that_belongs_to_it(tmp_path, sour
     convert(str(tmp_path / "ours"), tmp_path / "back", to="diffllama")
     assert torch.equal(logits(tmp_path / "back"), logits(source))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_weights_can_be_read_by_everyone_who_may_read_the_folder(tmp_path, source, umask):
+    convert(str(source), tmp_path / "ours")
+    written = [*(tmp_path / "ours").glob("*.safetensors"), tmp_path / "ours" / "config.json"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written} == {0o666 & ~umask}
 
 
 def test_a_model_of_this_project_is_upcycled_from_its_folder(tmp_path, tiny_model):

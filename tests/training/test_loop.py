@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import signal
+import stat
 from functools import partial
 
 import pytest
@@ -328,6 +329,13 @@ def test_folder_loads_as_hugging_face_loads_models(tmp_path, run, kept):
     trained = kept(tmp_path / "run")["model"]
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, trained[name]), name
+
+
+def test_weights_can_be_read_by_everyone_who_may_read_the_folder(tmp_path, run, umask):
+    run(tmp_path / "run")
+    weights = [*(tmp_path / "run").rglob("*.safetensors")]
+    assert len(weights) >= 3  # the model, and those of a checkpoint
+    assert {stat.S_IMODE(path.stat().st_mode) for path in weights} == {0o666 & ~umask}
 
 
 def test_record_of_a_run_tells_what_it_is(tmp_path, run):
