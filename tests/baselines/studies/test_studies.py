@@ -1,5 +1,7 @@
 """Studies of the line from the command line: what they write, that they measure what they say, what they refuse."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from antiphase.baselines.one_width import one_width_classifiers
 from antiphase.baselines.studies.dependency import measure as dependency
 from antiphase.baselines.studies.gradients import measure as gradients
 from antiphase.baselines.studies.throughput import measure as throughput
+from antiphase.errors import InputError
 from support.records import values
 
 SMALL = "--set hidden_size=8"
@@ -95,6 +98,57 @@ def test_every_model_runs_all_epochs_and_has_positions_for_every_sentence(tokeni
         assert getattr(config, "max_position_embeddings", longest) >= longest > 300
 
 
+SHORT = {
+    "dependency": (
+        dependency, "_trained", 2,
+        dependency.DependencySettings(
+            models=["rnn", "transformer"], lengths=[4], tested=[4], held_out=[5], samples=40, test_samples=4, epochs=1,
+            seeds=[0], settings=["hidden_size=8"], device="cpu",
+        ),
+    ),
+    "gradients": (
+        gradients, "_measured", 3,  # norms before and after the sublayers of the second model
+        gradients.GradientsSettings(
+            models=["lstm", "transformer"], layers=2, steps=[0, 1], seeds=[0], settings=["hidden_size=8"], device="cpu"
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_study_that_was_killed_continues_after_its_last_model(tmp_path, monkeypatch, name):
+    module, part, parts, request = SHORT[name]
+    run, original, done = getattr(module, name), getattr(module, part), []
+    monkeypatch.setattr(gradients, "PAIRS", 8)  # of sentences of each distance; thousands take long to make
+
+    def counted(*arguments):
+        if done == ["stop"]:
+            raise KeyboardInterrupt
+        done.append("stop")
+        return original(*arguments)
+
+    monkeypatch.setattr(module, part, counted)
+    with pytest.raises(KeyboardInterrupt):
+        run(request, tmp_path / "stopped")
+    with pytest.raises(InputError, match="add --resume to continue"):
+        run(request, tmp_path / "stopped")
+    with pytest.raises(InputError, match=r"other settings or inputs \(--seeds\)"):
+        run(replace(request, seeds=[1]), tmp_path / "stopped", resume=True)
+
+    done.clear()
+    monkeypatch.setattr(module, part, lambda *arguments: done.append(part) or original(*arguments))
+    resumed = run(request, tmp_path / "stopped", resume=True)
+    assert len(done) == parts - 1
+    assert run(request, tmp_path / "stopped", resume=True).values == resumed.values
+    assert len(done) == parts - 1  # a finished study is read
+    assert _without_times(resumed) == _without_times(run(request, tmp_path / "whole"))
+
+
+def _without_times(record):
+    rows = [*record.values["rows"], *record.values.get("runs", [])]
+    return [{name: value for name, value in row.items() if name != "seconds"} for row in rows]
+
+
 @pytest.mark.slow
 def test_throughput_times_the_same_tokens_at_every_length(antiphase, tmp_path, monkeypatch):
     seen = []
@@ -167,8 +221,6 @@ def test_gradients_by_place_and_norm(antiphase, tmp_path):
 
 @pytest.mark.parametrize("name", ["rnn", "bilstm", "transformer", "differential"])
 def test_the_norm_of_a_layer_is_that_of_its_gradient_alone(tokenizer, name):
-    from dataclasses import replace
-
     one = one_width_classifiers()[name]
     model = replace(one, sizes={**one.sizes, "num_hidden_layers": 3}).build(tokenizer, LABELS, seed=0).train()
     layers = gradients.layers_of(model)
@@ -237,8 +289,6 @@ def test_gradients_with_dropout_depend_on_the_seed_alone(tmp_path):
 
 
 def test_measuring_leaves_batch_norms_as_they_are(tokenizer):
-    from dataclasses import replace
-
     one = one_width_classifiers()["transformer"]
     model = replace(one, sizes={**one.sizes, "norm": "batch_norm"}).build(tokenizer, LABELS, seed=0).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

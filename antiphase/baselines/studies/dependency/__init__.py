@@ -33,7 +33,6 @@ class DependencySettings(Settings):
     Example: [bold]antiphase study dependency --models rnn,lstm,transformer,differential --output runs/dependency[/]
     """
 
-    folder = "new"
     counted = "runs"
     quick: ClassVar[Mapping[str, Any]] = {
         "held_out": (12, 32, 64), "tested": (4, 8, 24), "samples": 1680, "test_samples": 200, "epochs": 3, "seeds": (0,)

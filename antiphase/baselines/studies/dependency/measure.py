@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,12 +40,15 @@ from antiphase.baselines.studies.dependency import (
     ShortcutScore,
 )
 from antiphase.baselines.training.classifier import train_classifier
-from antiphase.folders.ownership import new_folder
+from antiphase.evaluations.inputs import inputs_of
+from antiphase.evaluations.parts import Parts
+from antiphase.folders.journal import journal_in
 from antiphase.outcomes import LearnedThreshold
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record
 from antiphase.report.tables import present
 from antiphase.training.device import choose_device
+from antiphase.typed import build
 from antiphase.uncertainty.intervals import wilson_interval
 from antiphase.uncertainty.seeds import Sample, seeds_interval
 
@@ -62,25 +66,32 @@ def dependency(
     request: DependencySettings,
     output: Path,
     *,
+    resume: bool = False,
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[float, int], None] = lambda done, count: None,
 ) -> Record:
     """Train every model with every seed and test it at every distance; write ``record.json`` in ``output``.
 
-    All models of a seed are trained on the same sentences; the test sentences are the same for all seeds.
+    All models of a seed are trained on the same sentences; the test sentences are the same for all seeds. A model with
+    a seed is a part of the work, and ``resume`` continues after the last part that was finished.
 
     Raises:
-        InputError: the settings cannot be used, or the folder is not empty.
+        InputError: the settings cannot be used, or the folder has other contents.
     """
     request.check()
     models = chosen_models(request)
+    settings = {name: one.settings() for name, one in models.items()}
     started = time.perf_counter()
     device = choose_device(request.device)
-    with new_folder(output):
+    with journal_in(output, lambda: inputs_of(request, {"the classifiers": settings}), resume=resume) as journal:
+        if journal.record is not None:
+            return journal.record
         tokenizer = train_words([" ".join(words())], len(words()) + 2)
         for model in models.values():  # errors are raised before anything is trained
             model.build(tokenizer, LABELS, seed=0)
         test = part_of(request, tokenizer, request.distances, request.test_samples, "test")
+        journal.begin()
+        parts = Parts(journal=journal)
         rows: list[DistanceScore] = []
         runs: list[DependencyRun] = []
         count = len(models) * len(request.seeds)
@@ -89,24 +100,19 @@ def dependency(
             train = part_of(request, tokenizer, request.trained, each, seed, "train")
             development = part_of(request, tokenizer, request.trained, each // DEVELOPMENT, seed, "development")
             for name, classifier in models.items():
-                begun = len(runs)
-
-                def steps(done: int, most: int, begun: int = begun) -> None:
-                    report(begun + done / most, count)
-
-                model = classifier.build(tokenizer, LABELS, seed=seed).to(device)
-                rows += _tested(model, test, model_name=name, seed=seed, trained=False)
-                runs.append(_run(name, model, classifier, train, development, seed, steps))
-                rows += _tested(model, test, model_name=name, seed=seed, trained=True)
+                share = partial(_share, report, len(runs), count)
+                work = partial(_trained, name, classifier, tokenizer, train, development, test, seed, device, share)
+                found = parts.stored(name, seed, compute=work)
+                runs.append(build(DependencyRun, found["run"]))
+                rows += [build(DistanceScore, row) for row in found["rows"]]
                 report(len(runs), count)
                 say(_sentence(runs[-1], rows[-len(request.distances) :], request.trained))
         shortcuts = [ShortcutScore(**row) for row in shortcut_scores(test.sentences)]
-        found = Dependency(
+        result = Dependency(
             guess_rate=GUESS_RATE, trained_distances=request.trained, models=list(models),
             summary=summarized(rows, request.trained, shortcuts), rows=rows, runs=runs, shortcuts=shortcuts,
         )  # fmt: skip
-        settings = {name: one.settings() for name, one in models.items()}
-        return found.save(output, request, seconds=time.perf_counter() - started, classifiers=settings)
+        return result.save(output, request, seconds=time.perf_counter() - started, classifiers=settings)
 
 
 RULED = {"epochs": "the number that --epochs gives", "patience": "not used: every epoch is trained"}
@@ -143,26 +149,35 @@ def part_of(
     return _Part(found, encode(tokenizer, [sentence.text for sentence in found]), targets)
 
 
-def _run(
+def _share(report: Callable[[float, int], None], begun: int, count: int, done: int, most: int) -> None:
+    report(begun + done / most, count)
+
+
+def _trained(
     name: str,
-    model: PreTrainedModel,
     classifier: Classifier,
+    tokenizer: PreTrainedTokenizerBase,
     train: _Part,
     development: _Part,
+    test: _Part,
     seed: int,
+    device: torch.device,
     report: Callable[[int, int], None],
-) -> DependencyRun:
+) -> dict[str, Any]:
+    """A model's ``run``, and the ``rows`` of its scores before and after it."""
+    model = classifier.build(tokenizer, LABELS, seed=seed).to(device)
+    before = _tested(model, test, model_name=name, seed=seed, trained=False)
     started = time.perf_counter()
-
     curve = train_classifier(
         model, classifier.training, train.texts, train.targets, seed=seed, report=report,
         evaluate=partial(development_scores, texts=development.texts, targets=development.targets),
     )  # fmt: skip
     best = next(point for point in curve if point.best)
-    return DependencyRun(
+    run = DependencyRun(
         model=name, seed=seed, parameters=model.num_parameters(), development_accuracy=best.accuracy,
         best_epoch=best.epoch, curve=curve, seconds=time.perf_counter() - started,
     )  # fmt: skip
+    return {"run": run, "rows": [*before, *_tested(model, test, model_name=name, seed=seed, trained=True)]}
 
 
 def _tested(model: PreTrainedModel, test: _Part, *, model_name: str, seed: int, trained: bool) -> list[DistanceScore]:

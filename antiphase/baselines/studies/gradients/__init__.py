@@ -27,7 +27,6 @@ class GradientsSettings(Settings):
     Example: [bold]antiphase study gradients --models transformer --norms layer_norm,rms_norm --output runs/gradients[/]
     """
 
-    folder = "new"
     counted = "models"
     quick: ClassVar[Mapping[str, Any]] = {"layers": 6, "steps": (0, 20), "seeds": (0,)}
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ from antiphase.baselines.models.configs import NORM_PLACES, ConvolutionConfig, V
 from antiphase.baselines.one_width import one_width_classifiers
 from antiphase.baselines.studies.gradients import Gradients, GradientsSettings, MeasuredGradients
 from antiphase.errors import InputError
-from antiphase.folders.ownership import new_folder
+from antiphase.evaluations.inputs import inputs_of
+from antiphase.evaluations.parts import Parts
+from antiphase.folders.journal import journal_in
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record
 from antiphase.training.device import choose_device
@@ -51,38 +54,57 @@ def gradients(
     request: GradientsSettings,
     output: Path,
     *,
+    resume: bool = False,
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Record:
     """Measure every model, norm position and norm with every seed; write ``record.json`` in ``output``.
 
+    Each of these is a part of the work, and ``resume`` continues after the last part that was finished.
+
     Raises:
-        InputError: the settings cannot be used, or the folder is not empty.
+        InputError: the settings cannot be used, or the folder has other contents.
     """
     request.check()
     models = _models(request)
+    settings = {name: _settings(one) for name, one in models.items()}
     started = time.perf_counter()
     device = choose_device(request.device)
-    with new_folder(output):
+    with journal_in(output, lambda: inputs_of(request, {"the classifiers": settings}), resume=resume) as journal:
+        if journal.record is not None:
+            return journal.record
         tokenizer = train_words([" ".join(words())], len(words()) + 2)
         forms = [(name, *form) for name, one in models.items() for form in _forms(one, request.norms)]
         measured = training_batches(tokenizer, device, "measured", pairs=MEASURED * BATCH)
         held = [next(measured) for _ in range(MEASURED)]
+        journal.begin()
+        parts = Parts(journal=journal)
         rows: list[MeasuredGradients] = []
         total, done = len(request.seeds) * len(forms), count(1)
         for seed in request.seeds:
             for name, place, norm, classifier in forms:
-                model = classifier.build(tokenizer, LABELS, seed=seed).to(device)
-                steps = training_batches(tokenizer, device, seed, pairs=PAIRS)
-                rows += [
-                    MeasuredGradients(model=name, place=place, norm=norm, seed=seed, step=step, **found)
-                    for step, found in train_and_measure(model, classifier, request.steps, steps, held, seed)
-                ]
+                work = partial(_measured, classifier, tokenizer, request.steps, held, seed, device)
+                found = parts.stored(name, place, norm, seed, compute=work)
+                rows += [MeasuredGradients(model=name, place=place, norm=norm, seed=seed, **row) for row in found]
                 report(next(done), total)
         return Gradients(models=list(models), layers=request.layers, rows=rows).save(
             output, request, seconds=time.perf_counter() - started, batch=BATCH, measured_batches=MEASURED,
-            distances=DISTANCES, classifiers={name: _settings(one) for name, one in models.items()},
+            distances=DISTANCES, classifiers=settings,
         )  # fmt: skip
+
+
+def _measured(
+    classifier: Classifier,
+    tokenizer: PreTrainedTokenizerBase,
+    steps: Sequence[int],
+    held: Sequence[Batch],
+    seed: int,
+    device: torch.device,
+) -> list[dict[str, Any]]:
+    """Train one model, and measure it at each step."""
+    model = classifier.build(tokenizer, LABELS, seed=seed).to(device)
+    batches = training_batches(tokenizer, device, seed, pairs=PAIRS)
+    return [{"step": step, **found} for step, found in train_and_measure(model, classifier, steps, batches, held, seed)]
 
 
 def _models(request: GradientsSettings) -> dict[str, Classifier]:
