@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -43,7 +42,7 @@ class LowerLayerCache:
 
         def mark(module: nn.Module, args: Any, kwargs: Any) -> None:
             nonlocal is_full
-            cache = _cache_of(module, args, kwargs)
+            cache = _cache_of(args, kwargs)
             begins = cache is None or not cache.get_seq_length()
             is_full = is_full or (begins and size >= self.most_bytes)
             marks.append(_mark(_hidden(args, kwargs)))
@@ -132,7 +131,7 @@ class LowerLayerCache:
     ) -> Any:
         if not when():
             return own(*args, **kwargs)
-        hidden, cache = _hidden(args, kwargs), _cache_of(layer, args, kwargs)
+        hidden, cache = _hidden(args, kwargs), _cache_of(args, kwargs)
         if cache is not None:
             nothing = hidden.new_zeros(len(hidden), 1, hidden.shape[1], 1)
             cache.update(nothing, nothing, number)
@@ -154,10 +153,9 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     raise ValueError(f"{type(model).__name__} has no list of numbered layers")
 
 
-def _cache_of(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cache | None:
-    given = inspect.signature(type(layer).forward).bind_partial(layer, *args, **kwargs).arguments
-    found = {**given, **given.get("kwargs", {})}.get("past_key_values")
-    return found if isinstance(found, Cache) else None
+def _cache_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cache | None:
+    """The cache among a layer's arguments, which not all architectures give the same name."""
+    return next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
 
 
 def _hidden(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

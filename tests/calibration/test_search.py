@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, LlamaConfig
+from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPTNeoXConfig, LlamaConfig
 
 import antiphase
 from antiphase.calibration import CalibrationPlan, calibrated, search
@@ -157,12 +157,16 @@ def test_the_screen_tries_no_more_than_a_fifth(model_and_score):
 
 @torch.no_grad()
 @pytest.mark.parametrize("most_bytes", [None, 0, 1, 2**14])
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox"])
 def test_lower_layers_are_kept_with_a_cache_too(kind, most_bytes):
     """Two batches, each with a prompt and what follows it; where memory ends, the later one goes through all layers."""
-    model = build() if kind == "llama" else AutoModelForCausalLM.from_config(
-        GPT2Config(vocab_size=50, n_embd=32, n_layer=LAYERS, n_head=MAPS, n_positions=64)
-    ).double().eval()  # fmt: skip
+    model = build() if kind == "llama" else AutoModelForCausalLM.from_config({
+        "gpt2": GPT2Config(vocab_size=50, n_embd=32, n_layer=LAYERS, n_head=MAPS, n_positions=64),
+        "gpt_neox": GPTNeoXConfig(  # whose layers have another name for the cache
+            vocab_size=50, hidden_size=32, num_hidden_layers=LAYERS, num_attention_heads=MAPS, intermediate_size=40,
+            max_position_embeddings=64,
+        ),
+    }[kind]).double().eval()  # fmt: skip
     batches = torch.stack(samples(6)).split(3)
 
     def work():
@@ -176,7 +180,7 @@ def test_lower_layers_are_kept_with_a_cache_too(kind, most_bytes):
     expected = work()
     ran = []
     for index, layer in enumerate(LowerLayerCache(model).layers):
-        part = layer.self_attn if kind == "llama" else layer.attn
+        part = getattr(layer, {"llama": "self_attn", "gpt2": "attn", "gpt_neox": "attention"}[kind])
         part.register_forward_hook(lambda *args, index=index: ran.append(index))
     lower = LowerLayerCache(model) if most_bytes is None else LowerLayerCache(model, most_bytes=most_bytes)
     stored = {None: 4, 0: 0, 1: 2, 2**14: 2}[most_bytes]  # passes; a batch that is begun is stored to its end
