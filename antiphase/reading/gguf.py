@@ -11,7 +11,7 @@ import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -45,7 +45,11 @@ LLAMA_TENSORS = re.compile(
     r"token_embd\.weight|output(_norm)?\.weight|"
     r"blk\.\d+\.(attn_norm|ffn_norm|attn_q|attn_k|attn_v|attn_output|ffn_gate|ffn_up|ffn_down)\.weight"
 )
-"""All that a Llama consists of; biases, experts and factors of positions would be left out without a word."""
+"""All that a Llama consists of; biases and experts would be left out without a word."""
+SCALES = ("rope.scaling.factor", "rope.scaling.attn_factor", "rope.scale_linear")
+"""Ends of keys by which positions are scaled unless their value is 1."""
+SCALING_READ = ("gpt-oss",)
+"""Architectures whose scaling transformers reads; that of all others it leaves out without a word."""
 WHOLE_NUMBERS = ("F64", "F32", "F16", "BF16")
 """Types that are no quantization."""
 DIGITS = ("smollm", "starcoder", "refact", "command-r")
@@ -101,6 +105,8 @@ def read_header(name: str, flag: str) -> GgufHeader:
             f"{', '.join(ARCHITECTURES)} can"
         )
     _check_sizes(metadata, place)
+    if architecture not in SCALING_READ:
+        _check_positions(architecture, metadata, [name for name, *_ in tensors], place)
     if architecture == "llama" and (foreign := [name for name, *_ in tensors if not LLAMA_TENSORS.fullmatch(name)]):
         raise InputError(
             f"{place} holds {foreign[0]}, for which a Llama read from a GGUF file has no place; give the model's "
@@ -130,6 +136,25 @@ def _check_sizes(metadata: Mapping[str, Any], place: str) -> None:
         is_one = isinstance(value, int) and 0 <= value <= most
         if key.endswith(SIZES) and not isinstance(value, Array) and not is_one:
             raise InputError(f"{place}: {key} must be a whole number from 0 to {most}, got {shown(value)}")
+
+
+def _check_positions(architecture: str, metadata: Mapping[str, Any], tensors: Sequence[str], place: str) -> None:
+    """That positions are not scaled.
+
+    Raises:
+        InputError: they are, by a factor or by factors of their own for each frequency.
+    """
+    scales = {key: metadata.get(f"{architecture}.{key}") for key in SCALES}
+    found = [key for key, value in scales.items() if value not in (None, 1)]
+    kind = metadata.get(f"{architecture}.rope.scaling.type", "none")
+    if kind != "none" and scales["rope.scaling.factor"] is None:
+        found.append("rope.scaling.type")
+    found += [name for name in tensors if name.startswith(("rope_freqs", "rope_factors"))]
+    if found:
+        raise InputError(
+            f"{place} scales its positions ({found[0]}), which transformers does not read from GGUF files; give the "
+            "model's folder of safetensors"
+        )
 
 
 def check_merges(header: GgufHeader, place: str) -> None:

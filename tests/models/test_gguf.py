@@ -1,6 +1,7 @@
 """GGUF files: the model they hold, as MODEL and converted, or one sentence on what is wrong."""
 
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -169,12 +170,39 @@ def test_what_a_reader_would_leave_out_is_refused(refused, tmp_path, text_tokeni
     refused(
         r"^antiphase: SOURCE a\.gguf holds a model of the architecture 'dbrx', which cannot .*llama", "convert a.gguf b"
     )
-    write_gguf(tmp_path / "a.gguf", model, text_tokenizer, more=["rope_freqs.weight"])
-    refused(r"SOURCE a\.gguf holds rope_freqs\.weight, for which a Llama .* safetensors", "convert a.gguf b")
     write_gguf(tmp_path / "a.gguf", model, text_tokenizer, more=["blk.0.attn_q.bias"])
-    refused(r"holds blk\.0\.attn_q\.bias", "convert a.gguf b")
+    refused(r"SOURCE a\.gguf holds blk\.0\.attn_q\.bias, for which a Llama .* safetensors", "convert a.gguf b")
     refused(r"MODEL none\.gguf: there is no such file; check the path", "probe none.gguf --data a --output b")
     refused(r"--dtype must be one of float32, .*, got 'int3'", "convert a.gguf b --dtype int3")
+
+
+SCALED = {
+    "linear": ([("rope.scaling.type", "linear"), ("rope.scaling.factor", 4.0)], (), "rope.scaling.factor"),
+    "yarn": ([("rope.scaling.type", "yarn"), ("rope.scaling.factor", 4.0)], (), "rope.scaling.factor"),
+    "no factor": ([("rope.scaling.type", "longrope")], (), "rope.scaling.type"),
+    "an old key": ([("rope.scale_linear", 2.0)], (), "rope.scale_linear"),
+    "factors": ([], ["rope_freqs.weight"], "rope_freqs.weight"),
+    "long factors": ([], ["rope_factors_long.weight"], "rope_factors_long.weight"),
+}
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("way", SCALED)
+def test_scaled_positions_are_refused(tmp_path, text_tokenizer, kind, way):
+    keys, more, named = SCALED[way]
+    write_gguf(
+        tmp_path / "a.gguf", llama(len(text_tokenizer), kind=kind), text_tokenizer, architecture=kind, more=more,
+        keys=[(f"{kind}.{name}", value) for name, value in keys],
+    )  # fmt: skip
+    with pytest.raises(InputError, match=rf"a\.gguf scales its positions \({re.escape(named)}\), .* safetensors"):
+        load_model(str(tmp_path / "a.gguf"))
+
+
+@pytest.mark.parametrize("keys", [[("llama.rope.scaling.type", "none")], [("llama.rope.scaling.factor", 1.0)]])
+def test_positions_that_a_file_scales_by_one_are_read(tmp_path, text_tokenizer, keys):
+    model = llama(len(text_tokenizer))
+    write_gguf(tmp_path / "a.gguf", model, text_tokenizer, keys=keys)
+    assert torch.allclose(logits(load_model(str(tmp_path / "a.gguf")).model), logits(model), atol=1e-4)
 
 
 @pytest.mark.parametrize("package", reader.NEEDED)

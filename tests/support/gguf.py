@@ -47,12 +47,13 @@ def llama(vocabulary, *, kind="llama", **fields):
     return model
 
 
-def write_gguf(path, model, tokenizer, *, quantization="Q4_1", architecture="llama", chat_template=None, more=()):
+def write_gguf(path, model, tokenizer, *, quantization="Q4_1", architecture="llama", chat_template=None, more=(), keys=()):
     """Write a model, whose weights become those that the file holds.
 
     Args:
         quantization: of the matrices; norms are F32.
         more: names of further tensors.
+        keys: further keys of the metadata, pairs of a name and a text or number.
     """
     gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
     config, kind = model.config, gguf.GGMLQuantizationType[quantization]
@@ -68,6 +69,8 @@ def write_gguf(path, model, tokenizer, *, quantization="Q4_1", architecture="lla
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, tokenizer, chat_template)
+    for key, value in keys:
+        (writer.add_string if isinstance(value, str) else writer.add_float32)(key, value)
     state = dict(model.state_dict())
     if config.tie_word_embeddings:
         del state["lm_head.weight"]
