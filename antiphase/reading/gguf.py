@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple
 
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerBase
+from transformers.integrations.gguf import gguf_tokenizer_mapping
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from antiphase.errors import InputError, shown
@@ -52,8 +53,12 @@ SCALING_READ = ("gpt-oss",)
 """Architectures whose scaling transformers reads; that of all others it leaves out without a word."""
 WHOLE_NUMBERS = ("F64", "F32", "F16", "BF16")
 """Types that are no quantization."""
-DIGITS = ("smollm", "starcoder", "refact", "command-r")
-"""Vocabularies whose texts are cut at every digit first, as llama.cpp does; transformers' reader does not."""
+DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+"""Byte-pair vocabularies whose texts llama.cpp cuts at every digit, then as GPT-2 does; transformers does only that."""
+AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais")
+"""Those whose texts it cuts as GPT-2 does."""
+SPLITS = {*DIGITS, *AS_GPT2, *getattr(gguf_tokenizer_mapping, "GGUF_PRE_TOKENIZER_SPLITS", ())}
+"""All whose texts are cut in the right places; the last are known to transformers, from 5.23 on."""
 
 
 class Array(NamedTuple):
@@ -166,6 +171,20 @@ def check_merges(header: GgufHeader, place: str) -> None:
     merges = header.metadata.get("tokenizer.ggml.merges")
     if header.metadata.get("tokenizer.ggml.model") == "gpt2" and not (isinstance(merges, Array) and merges.length):
         raise InputError(f"{place}: its byte-pair tokenizer has no merges; convert the model to GGUF once more")
+
+
+def check_splits(header: GgufHeader, place: str) -> None:
+    """That texts are cut where the file's byte-pair vocabulary was made to be cut.
+
+    Raises:
+        InputError: transformers would cut them elsewhere, so that the model would read other tokens.
+    """
+    rule = header.metadata.get("tokenizer.ggml.pre")
+    if header.metadata.get("tokenizer.ggml.model") == "gpt2" and rule is not None and rule not in SPLITS:
+        raise InputError(
+            f"{place}: its tokenizer cuts texts by the rule {shown(rule)}, which this version of transformers does not "
+            "read from GGUF files; give the model's folder of safetensors"
+        )
 
 
 def split_digits(tokenizer: PreTrainedTokenizerBase, header: GgufHeader) -> None:

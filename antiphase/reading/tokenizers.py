@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from antiphase.errors import InputError
 from antiphase.reading.failures import IMPOSSIBLE, first_line, loading
 from antiphase.reading.folders import check_files, is_local
-from antiphase.reading.gguf import check_merges, gguf_place, is_gguf, read_header, split_digits
+from antiphase.reading.gguf import check_merges, check_splits, gguf_place, is_gguf, read_header, split_digits
 
 
 def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTrainedTokenizerBase:
@@ -50,6 +50,7 @@ def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTra
 def _gguf_tokenizer(name: str, flag: str) -> PreTrainedTokenizerBase:
     header = read_header(name, flag)
     check_merges(header, f"{flag} {name}")
+    check_splits(header, f"{flag} {name}")
     # AutoTokenizer reads the configuration once more, which takes twenty times as long, to come to this very class
     is_bpe = (header.metadata["general.architecture"], header.metadata.get("tokenizer.ggml.model")) == ("llama", "gpt2")
     kind = PreTrainedTokenizerFast if is_bpe else AutoTokenizer

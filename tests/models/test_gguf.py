@@ -238,6 +238,21 @@ def test_byte_pairs_without_merges_are_refused(tmp_path, written, way):
         load_tokenizer(str(tmp_path / "a.gguf"))
 
 
+@pytest.mark.parametrize("rule", ["default", "deepseek-llm", "no-such-name"])
+def test_texts_that_would_be_cut_elsewhere_are_refused(tmp_path, text_tokenizer, rule):
+    write_gguf(tmp_path / "a.gguf", llama(len(text_tokenizer)), text_tokenizer, splits=rule)
+    with pytest.raises(InputError, match=rf"a\.gguf: its tokenizer cuts texts by the rule '{rule}', which .* folder"):
+        load_tokenizer(str(tmp_path / "a.gguf"))
+
+
+@pytest.mark.parametrize("rule", ["gpt-2", "exaone", None])
+def test_texts_are_cut_by_the_rule_that_the_file_names(tmp_path, text_tokenizer, rule):
+    write_gguf(tmp_path / "a.gguf", llama(len(text_tokenizer)), text_tokenizer, splits=rule)
+    cut = load_tokenizer(str(tmp_path / "a.gguf")).backend_tokenizer.pre_tokenizer.pre_tokenize_str("It's 17.")
+    numbers = ["Ġ", "1", "7"] if rule == "exaone" else ["Ġ17"]
+    assert [word for word, _ in cut] == ["It", "'s", *numbers, "."]
+
+
 # ------------------------------------------------------------------------------------------ a real one
 
 

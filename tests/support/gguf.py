@@ -47,13 +47,25 @@ def llama(vocabulary, *, kind="llama", **fields):
     return model
 
 
-def write_gguf(path, model, tokenizer, *, quantization="Q4_1", architecture="llama", chat_template=None, more=(), keys=()):
+def write_gguf(
+    path,
+    model,
+    tokenizer,
+    *,
+    quantization="Q4_1",
+    architecture="llama",
+    chat_template=None,
+    more=(),
+    keys=(),
+    splits="smollm",
+):
     """Write a model, whose weights become those that the file holds.
 
     Args:
         quantization: of the matrices; norms are F32.
         more: names of further tensors.
         keys: further keys of the metadata, pairs of a name and a text or number.
+        splits: the name of the rule by which texts are cut; None writes none.
     """
     gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
     config, kind = model.config, gguf.GGMLQuantizationType[quantization]
@@ -68,7 +80,7 @@ def write_gguf(path, model, tokenizer, *, quantization="Q4_1", architecture="lla
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
     writer.add_vocab_size(config.vocab_size)
-    _add_tokenizer(writer, tokenizer, chat_template)
+    _add_tokenizer(writer, tokenizer, chat_template, splits)
     for key, value in keys:
         (writer.add_string if isinstance(value, str) else writer.add_float32)(key, value)
     state = dict(model.state_dict())
@@ -93,13 +105,14 @@ def write_gguf(path, model, tokenizer, *, quantization="Q4_1", architecture="lla
     return path
 
 
-def _add_tokenizer(writer, tokenizer, chat_template):
+def _add_tokenizer(writer, tokenizer, chat_template, splits):
     import json
 
     words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
     special = tokenizer.all_special_tokens
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    if splits is not None:
+        writer.add_tokenizer_pre(splits)
     writer.add_token_list(words)
     writer.add_token_types([3 if word in special else 1 for word in words])
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
