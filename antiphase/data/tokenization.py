@@ -130,7 +130,23 @@ def prompt_tokens(tokenizer: PreTrainedTokenizerBase, prompt: str, *, chat: bool
     """Token ids of a prompt, as it is, or as a user's message in the model's chat template."""
     if chat:
         return list(tokenizer(in_chat(tokenizer, prompt), add_special_tokens=False)["input_ids"])
-    return list(tokenizer(prompt)["input_ids"])
+    return opened_tokens(tokenizer, prompt)
+
+
+def opened_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of a text that goes on, after the tokenizer's first special tokens, if it puts some before a text.
+
+    Those that it puts after a text, such as an end token with ``add_eos_token``, are left out.
+    """
+    ids = list(tokenizer(text)["input_ids"])
+    return ids[: len(ids) - _closing_count(tokenizer)]
+
+
+@lru_cache(maxsize=4)
+def _closing_count(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The number of special tokens that the tokenizer puts after a text."""
+    mask = tokenizer("A text.", return_special_tokens_mask=True)["special_tokens_mask"]
+    return mask[::-1].index(0) if 0 in mask else 0
 
 
 def last_words(prompt: str) -> str:

@@ -111,7 +111,7 @@ def read_header(name: str, flag: str) -> GgufHeader:
         )
     _check_sizes(metadata, place)
     if architecture not in SCALING_READ:
-        _check_positions(architecture, metadata, [name for name, *_ in tensors], place)
+        _check_positions(str(architecture), metadata, [name for name, *_ in tensors], place)
     if architecture == "llama" and (foreign := [name for name, *_ in tensors if not LLAMA_TENSORS.fullmatch(name)]):
         raise InputError(
             f"{place} holds {foreign[0]}, for which a Llama read from a GGUF file has no place; give the model's "

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings
 from antiphase.data.labelled import Row, column_of, labelled_rows
-from antiphase.data.tokenization import in_chat, last_words, line_breaks, tokens_after
+from antiphase.data.tokenization import in_chat, last_words, line_breaks, opened_tokens, tokens_after
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
 from antiphase.reading.templates import UNUSABLE, Templates
@@ -354,7 +354,9 @@ class LabelledTask:
 
         A chat template brings its special tokens along.
         """
-        return list(self.tokenizer(beginning, add_special_tokens=not self.chat)["input_ids"])
+        if self.chat:
+            return list(self.tokenizer(beginning, add_special_tokens=False)["input_ids"])
+        return opened_tokens(self.tokenizer, beginning)
 
     def _option_tokens(self, prompt: str, text: str) -> tuple[int, ...]:
         """The tokens of a text after a prompt; those of labels, which return with every row, are formed once."""

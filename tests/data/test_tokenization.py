@@ -1,5 +1,6 @@
 """Tokenizers: lossless, digit by digit, the same for the same text, and usable after saving."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -9,13 +10,14 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from antiphase.config import load_preset
 from antiphase.data import tokenization
 from antiphase.data.prepare import prepare
 from antiphase.data.retrieval import TextLanguage
-from antiphase.data.tokenization import END, PAD, id_count, pieces, train_tokenizer
+from antiphase.data.tokenization import END, PAD, id_count, opened_tokens, pieces, prompt_tokens, train_tokenizer
 from antiphase.errors import InputError
 from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.training.run_model import model_config
@@ -87,6 +89,19 @@ def test_special_tokens_padding_and_size(tokenizer):
 def test_words_of_the_text_become_entries(tokenizer):
     assert "Ġtimes" in tokenizer.get_vocab()
     assert len(tokenizer(PROSE[0])["input_ids"]) < 0.6 * len(PROSE[0].encode())
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("text", ["The end.", "", END, f"so {END}"])
+def test_a_text_that_goes_on_is_opened_and_not_closed(tokenizer, before, after, text):
+    changed = copy.deepcopy(tokenizer)
+    single = " ".join([END] * before + ["$A"] + [END] * after)
+    changed.backend_tokenizer.post_processor = TemplateProcessing(
+        single=single, special_tokens=[(END, tokenizer.eos_token_id)]
+    )
+    expected = [tokenizer.eos_token_id] * before + tokenizer(text)["input_ids"]
+    assert opened_tokens(changed, text) == prompt_tokens(changed, text) == expected
 
 
 def test_training_is_deterministic_and_reads_a_stream():

@@ -331,11 +331,12 @@ def test_a_prompt_that_lists_its_choices_says_where(tmp_path, tokenizer):
     assert {name for name, _, _ in task.samples[0].spans} == {"demonstrations", "question"}
 
 
-def test_parts_of_a_prompt_begin_after_its_first_special_token(tmp_path, tokenizer):
-    """So a row has the same question, and is the same sample, whatever precedes it."""
+@pytest.mark.parametrize("ends", ["", f" {END}"])
+def test_parts_of_a_prompt_begin_after_its_first_special_token(tmp_path, tokenizer, ends):
+    """So a row has the same question, and is the same sample, whatever precedes it, and no prompt ends before it."""
     first = copy.deepcopy(tokenizer)
     first.backend_tokenizer.post_processor = TemplateProcessing(
-        single=f"{END} $A", special_tokens=[(END, tokenizer.bos_token_id)]
+        single=f"{END} $A{ends}", special_tokens=[(END, tokenizer.bos_token_id)]
     )
     rows = "".join(f"{i % 2} the dog {i}\n" for i in range(9))
     path = written(tmp_path, {"template": "cr", "data": data(tmp_path, "c.all", rows)})
@@ -344,6 +345,7 @@ def test_parts_of_a_prompt_begin_after_its_first_special_token(tmp_path, tokeniz
     for row, after in found[1].items():
         before = found[0][row]
         assert after.prompt[0] == before.prompt[0] == tokenizer.bos_token_id
+        assert first.decode(after.prompt).endswith("Sentiment:")
         parts = [
             {name: first.decode(sample.prompt[start:stop]) for name, start, stop in sample.spans}
             for sample in (before, after)
