@@ -222,10 +222,17 @@ def _score_batch(
     )
     first = output.logits[:, -1].float().log_softmax(-1)  # (B, vocabulary)
     # feed each distinct beginning of an option once
-    begun = [(row, tuple(option[:-1])) for row, listed in enumerate(options) for option in listed if len(option) > 1]
-    fed = list(dict.fromkeys(begun))
-    later: dict[tuple[int, tuple[int, ...]], tuple[Tensor, int]] = {}
-    at_once = max(1, len(fed) if torch.is_grad_enabled() else CACHED_TOKENS // ids.shape[1])
+    begun: dict[tuple[int, tuple[int, ...]], list[int]] = {}  # the places of the options that begin so
+    for row, listed in enumerate(options):
+        for place, option in enumerate(listed):
+            if len(option) > 1:
+                begun.setdefault((row, tuple(option[:-1])), []).append(place)
+    fed = list(begun)
+    longest = max((len(tokens) for _, tokens in fed), default=1)
+    at_once = max(1, min(CACHED_TOKENS // ids.shape[1], LOGITS_AT_ONCE // (longest * first.shape[1])))
+    if torch.is_grad_enabled():
+        at_once = max(1, len(fed))
+    later: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # of an option's tokens after its first one
     for start in range(0, len(fed), at_once):
         some = fed[start : start + at_once]
         is_last = start + at_once >= len(fed)
@@ -244,20 +251,20 @@ def _score_batch(
             for size in [1 if stepwise else width]
             for first in range(0, width, size)
         ]  # fmt: skip
-        found = torch.cat(logits, dim=1).float().log_softmax(-1)  # (fed, length, vocabulary)
-        later |= {beginning: (found, index) for index, beginning in enumerate(some)}
+        logs = torch.cat(logits, dim=1).float().log_softmax(-1)  # (fed, length, vocabulary)
+        best = logs.argmax(-1)
+        for index, (row, beginning) in enumerate(some):
+            for place in begun[row, beginning]:
+                following = torch.tensor(options[row][place][1:], device=ids.device)
+                likely = logs[index, : len(following)].gather(1, following[:, None]).sum()
+                later[row, place] = likely, (best[index, : len(following)] == following).all()
     scores = []
     for row, listed in enumerate(options):
-        likely, greedy = [], []
-        for option in listed:
-            logs = first[row : row + 1]  # (1, vocabulary)
-            if len(option) > 1:
-                found, index = later[row, tuple(option[:-1])]
-                logs = torch.cat([logs, found[index, : len(option) - 1]])  # (tokens, vocabulary)
-            tokens = torch.tensor(option, device=ids.device)
-            likely.append(logs.gather(1, tokens[:, None]).sum())
-            greedy.append((logs.argmax(-1) == tokens).all())
-        scores.append(OptionScores(torch.stack(likely).cpu(), torch.stack(greedy).cpu()))
+        opening = torch.tensor([option[0] for option in listed], device=ids.device)
+        likely, is_greedy = first[row, opening], first[row].argmax() == opening
+        nothing = likely.new_zeros(()), is_greedy.new_ones(())
+        rest, agree = zip(*(later.get((row, place), nothing) for place in range(len(listed))), strict=True)
+        scores.append(OptionScores((likely + torch.stack(rest)).cpu(), (is_greedy & torch.stack(agree)).cpu()))
     return scores
 
 

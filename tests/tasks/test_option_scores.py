@@ -27,6 +27,24 @@ def test_options_are_scored_as_by_plain_forward_passes(kind, cached_tokens, tiny
             assert bool(greedy) == (written == option)
 
 
+def test_logits_of_options_are_bounded_in_memory(tiny_model, monkeypatch):
+    """However many options there are, and however large the vocabulary is."""
+    model = tiny_model("softmax")
+    size = 2 * 3 * model.config.vocab_size  # of two beginnings of at most three tokens
+    monkeypatch.setattr(likelihood, "LOGITS_AT_ONCE", size)
+    sizes = []
+    hook = model.register_forward_hook(lambda module, given, output: sizes.append(output.logits.numel()))
+    options = [[[token, 5, 6, 7] for token in range(3, 13)], [[7, 8], [7, 9]], [[30, 31], [30]]]
+    with torch.no_grad():
+        found = score_options(model, PROMPTS, options)
+    hook.remove()
+    assert len(sizes) == 1 + 6  # the prompts, and 12 beginnings
+    assert max(sizes) <= size
+    for prompt, listed, scores in zip(PROMPTS, options, found, strict=True):
+        expected = torch.stack([alone(model, prompt, option) for option in listed])
+        torch.testing.assert_close(scores.log_likelihood, expected.float(), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("options", [OPTIONS, [[[3], [4]], [[5]], [[6]]]], ids=["several tokens", "one token"])
 def test_options_have_gradients(options, tiny_model):
     model = tiny_model("softmax")
