@@ -26,6 +26,13 @@ PROMPT_TAIL = 48
 """Number of characters at the end of a prompt that are tokenized together with the text after it."""
 
 
+UNDATED = "{%- macro strftime_now(form) -%}26 July 2024{%- endmacro -%}"
+"""Stands before chat templates that write today's date, so that a prompt does not depend on the day.
+
+It is the date that Llama 3.2's template writes where it is told none.
+"""
+
+
 def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int = 1) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer trained on ``texts``; equal texts give an equal tokenizer.
 
@@ -112,6 +119,11 @@ def check_chat_template(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
         raise InputError(f"{place} has no chat template; leave out --chat-template, or give an instruct model")
 
 
+def undated(template: str) -> str:
+    """A chat template that writes the same date on every day."""
+    return UNDATED + template if "strftime_now" in template else template
+
+
 def in_chat(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
     """A user's message in the model's chat template, up to where the answer begins; special tokens are written out.
 
@@ -121,7 +133,11 @@ def in_chat(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
     messages = [{"role": "user", "content": message}]
     try:
         with bounded_work():
-            return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+            template = undated(tokenizer.get_chat_template())
+            written = tokenizer.apply_chat_template(
+                messages, chat_template=template, add_generation_prompt=True, tokenize=False
+            )
+            return str(written)
     except (TemplateError, *UNUSABLE) as error:
         raise InputError(f"the model's chat template cannot be used ({error}); leave out --chat-template") from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jinja2 import Template
@@ -37,14 +37,14 @@ class BoundedTemplates(SandboxedEnvironment):
         with bounded_work():
             return super().from_string(source, *args, **kwargs)
 
-    def expression(self, source: str) -> Callable[..., Any]:
-        """A function of named values; None where one is missing."""
+    def expression(self, source: str) -> Callable[[Mapping[str, Any]], Any]:
+        """A function of values by name; None where one is missing."""
         with bounded_work():
             compiled = self.compile_expression(source, undefined_to_none=True)
 
-        def evaluate(**values: Any) -> Any:
+        def evaluate(values: Mapping[str, Any]) -> Any:
             with bounded_work():
-                return compiled(**values)
+                return compiled(values)
 
         return evaluate
 

@@ -125,8 +125,14 @@ def refused_by_model(name: str, *, flag: str = "MODEL") -> Iterator[None]:
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """The largest number of tokens that a model reads; None means no limit."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    """The largest number of tokens that a model reads; None means no limit.
+
+    RoBERTa and its relatives count positions from ``padding_idx + 1``, so that not all of them can be used.
+    """
+    found: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    padding = next((getattr(table, "padding_idx", None) for table in tables), None)
+    return found if found is None or padding is None else found - padding - 1
 
 
 def digest(loaded: LoadedModel) -> str:

@@ -270,7 +270,7 @@ class LabelledTask:
 
     def _value(self, expression: Any, name: str, row: Row) -> Any:
         try:
-            value = expression(**row.values)
+            value = expression(row.values)
         except (TemplateError, *UNUSABLE) as error:
             raise InputError(f"{row.place}: {name} cannot be found ({_reason(error, row)})") from None
         if value is None:

@@ -45,6 +45,18 @@ def by_hand(tokenizer, message):
     return tokenizer.apply_chat_template(text, add_generation_prompt=True, return_dict=False)
 
 
+def test_the_date_of_a_prompt_never_changes(folder, text_tokenizer):
+    tokenizer = with_template(text_tokenizer, "{{ strftime_now('%d %b %Y, %H:%M') }}\n" + TEMPLATE)
+    sample = load_task(str(folder / "task.yaml"), tokenizer, samples=1, chat=True).samples[0]
+    assert tokenizer.decode(sample.prompt).startswith("26 July 2024\n")
+    if importlib.util.find_spec("lm_eval") is not None:
+        from antiphase.evaluations.harness.lm_eval_adapter import ProjectLM
+
+        model = ProjectLM(llama(len(text_tokenizer)), tokenizer)
+        assert model.apply_chat_template([{"role": "user", "content": "a"}]).startswith("26 July 2024\n")
+        assert tokenizer.chat_template.startswith("{{ strftime_now")
+
+
 @pytest.mark.parametrize("template", [TEMPLATE, STRIPPING])
 def test_a_prompt_is_the_one_that_the_library_writes_by_hand(folder, text_tokenizer, template):
     tokenizer = with_template(text_tokenizer, template)

@@ -6,12 +6,12 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification
+from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification, BertModel, RobertaModel
 
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.folders.contents import keep_model
-from antiphase.scoring.loading import digest, load_model
+from antiphase.scoring.loading import context_length, digest, load_model
 
 
 @pytest.fixture
@@ -33,6 +33,19 @@ def test_the_digest_is_that_of_the_content_and_not_of_the_place(saved):
     assert saved("two") == first
     (saved.folder / "two").rename(saved.folder / "three")
     assert digest(load_model(str(saved.folder / "three"))) == first
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "reads"), [(BertModel, 66), (RobertaModel, 64)])
+def test_positions_that_padding_takes_are_not_read(kind, reads):
+    model = kind(kind.config_class(
+        vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=66, pad_token_id=1,
+    )).eval()  # fmt: skip
+    assert context_length(model) == reads
+    assert model(torch.full((1, reads), 5)).last_hidden_state.shape[1] == reads
+    with pytest.raises((IndexError, RuntimeError)):
+        model(torch.full((1, reads + 1), 5))
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.0.mlp.down_proj.weight", "lm_head.weight"])

@@ -72,6 +72,8 @@ def test_confirm(antiphase, tmp_path, monkeypatch):
         {"task": "cr-1", "choose": 0, "judge": judging["cr-1"], "primary": False},
     ]
     assert claim["control_samples"] == found["control_samples"]
+    (shares,) = (line["shares"] for line in read_lines(tmp_path / "s" / "cells.jsonl") if "shares" in line)
+    assert {share * 12 for share in shares.values()} <= set(range(13))  # whole prompts, with no rounding
     tried = {(row["layer"], row["head"]): row["change"] for row in found["tried"]}
     assert 0 < len(tried) <= found["all_heads"] == 8
     kept = [(int(layer), head) for layer, heads in found["heads"].items() for head in heads]

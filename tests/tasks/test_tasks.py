@@ -200,6 +200,13 @@ def test_a_prompt_longer_than_the_model_is_refused(tmp_path, tokenizer):
         load_task(path, tokenizer, longest=60)
 
 
+def test_a_column_may_have_any_name(tmp_path, tokenizer):
+    rows = [{"self": 1, "args": "fine", "label": label} for label in ("a", "b", "a")]
+    tree = {"kind": "classification", "data": data(tmp_path, "d.jsonl", rows), "prompt": "{{ args }}:"}
+    task = load_task(written(tmp_path, {**tree, "keep": "label != 'c'"}), tokenizer)
+    assert [sample.target for sample in sorted(task.samples, key=lambda sample: sample.row)] == [0, 1, 0]
+
+
 def test_templates_cannot_reach_python(tmp_path, tokenizer):
     tree = {"template": "cr", "data": data(tmp_path, "c.all", "0 a\n1 b\n"), "prompt": "{{ text.__class__.__mro__ }}:"}
     with pytest.raises(InputError, match="prompt cannot be filled in"):

@@ -23,6 +23,7 @@ from lm_eval.tasks import TaskManager
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
+from antiphase.data.tokenization import undated
 from antiphase.errors import InputError, NonFiniteError, nearest
 from antiphase.evaluations.harness import MeasuredTask, Metric
 from antiphase.evaluations.harness.task_code import identity, task_code
@@ -102,6 +103,15 @@ class ProjectLM(HFLM):
         self.report: Callable[[float], None] = lambda share: None
         self.is_called = False
         """Whether the model is running. It stays True after an error in the model, but not in the task."""
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """As in HFLM, with the date that all prompts here have."""
+        own = self.tokenizer.chat_template
+        self.tokenizer.chat_template = undated(self.tokenizer.get_chat_template())
+        try:
+            return str(super().apply_chat_template(chat_history, add_generation_prompt))
+        finally:
+            self.tokenizer.chat_template = own
 
     def loglikelihood(self, requests: Any, disable_tqdm: bool = True) -> Any:
         """As in HFLM."""

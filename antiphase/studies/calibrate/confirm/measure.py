@@ -201,7 +201,7 @@ class _Confirmation:
         if key not in self.cells.known:
             self.say("looking for heads with sinks")
             prompts = [sample.prompt for task in self.search.values() for sample in task.samples]
-            counts: dict[str, float] = {}
+            counts: dict[str, int] = {}
             for rows in batches(prompts, 8 * FILLED_TOKENS, filled=FILLED_TOKENS):
                 ids, mask = padded([prompts[row] for row in rows], self.model.device)
                 found = attention_statistics(
@@ -211,8 +211,8 @@ class _Confirmation:
                 has_sink = (found.sinks & found.enough_queries[:, :, None]).any(-1).sum(1)  # (layers, maps)
                 for layer, of_layer in zip(found.layers, has_sink.tolist(), strict=True):
                     for head, count in enumerate(of_layer):
-                        counts[f"{layer}.{head}"] = counts.get(f"{layer}.{head}", 0) + count / len(prompts)
-            self.cells.keep(key, {"shares": counts})
+                        counts[f"{layer}.{head}"] = counts.get(f"{layer}.{head}", 0) + count
+            self.cells.keep(key, {"shares": {name: count / len(prompts) for name, count in counts.items()}})
         wanted, shares = self.settings.layers, {}
         for name, share in self.cells.known[key]["shares"].items():
             layer, head = map(int, name.split("."))
