@@ -279,6 +279,11 @@ def test_half_precision_is_told(antiphase, tmp_path, calibration_model):
     assert code == 0
     assert "bfloat16, whose rounding is as large as the effect" in " ".join(out.split())
     assert values(tmp_path / "s")["dtype"] == "bfloat16"
+    search = "calibrate search {} --task task.yaml --samples 24 --alpha 1.2 --layers 0 --output {}"
+    for name, is_told in (("half", True), ("model", False)):
+        code, out, _ = antiphase(search.format(name, f"search-{name}"))
+        assert code == 0
+        assert ("bfloat16, whose rounding is as large as the effect" in " ".join(out.split())) == is_told
 
 
 def test_bad_requests(refused, tmp_path):

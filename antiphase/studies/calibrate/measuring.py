@@ -144,8 +144,8 @@ def spoken_time(seconds: float) -> str:
     return f"about {minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"about {minutes} min"
 
 
-def begin(work: Work, settings: ChoiceSettings) -> tuple[LoadedModel, dict[str, Task]]:
-    """The model and its tasks; what they are is kept.
+def begin(work: Work, settings: ChoiceSettings, say: Callable[[str], None]) -> tuple[LoadedModel, dict[str, Task]]:
+    """The model and its tasks; what they are is kept, and half precision is told.
 
     Raises:
         InputError: one of them cannot be used, or is another one than when the work began.
@@ -167,7 +167,17 @@ def begin(work: Work, settings: ChoiceSettings) -> tuple[LoadedModel, dict[str, 
         "model": "MODEL holds other weights", "samples": "the tasks' data has changed",
         "kind of device": "--device names another kind of device",
     })  # fmt: skip
+    if torch.finfo(loaded.model.dtype).bits < 32:
+        say(
+            f"the model computes in {dtype_of(loaded.model)}, whose rounding is as large as the effect that is looked "
+            "for; use float32"
+        )
     return loaded, tasks
+
+
+def dtype_of(model: PreTrainedModel) -> str:
+    """For example ``float32``."""
+    return str(model.dtype).removeprefix("torch.")
 
 
 def judged_split(

@@ -37,6 +37,7 @@ from antiphase.studies.calibrate.measuring import (
     begin,
     check,
     check_judges,
+    dtype_of,
     hash_of_sample,
     measured_seconds,
     saved,
@@ -80,23 +81,16 @@ def confirm(
     started = perf_counter()
     with work_in(output, settings, resume=resume) as work:
         with undone_if_refused(output), refused_by_model(settings.name):
-            loaded, tasks = begin(work, replace(settings, tasks=(*settings.tasks, *settings.also)))
+            loaded, tasks = begin(work, replace(settings, tasks=(*settings.tasks, *settings.also)), say)
             study = _Confirmation(settings, loaded.model, tasks, output, say)
-            if loaded.model.dtype != torch.float32:
-                say(f"the model computes in {_dtype(loaded.model)}, whose rounding is as large as the effect that is "
-                    "looked for; use float32")  # fmt: skip
             register(output, primary=PRIMARY, seeds=[settings.seed], claims=[study.claim()])
             study.find_heads()
         with refused_by_model(settings.name):  # what has been evaluated by then stays
             values = study.run(report)
         registration = registered(output, claims=[study.claim()])
         assert registration is not None
-        found = {"registered": registration.describe(), "dtype": _dtype(loaded.model), **values}
+        found = {"registered": registration.describe(), "dtype": dtype_of(loaded.model), **values}
         return saved(Confirm, found, settings, output, seconds=perf_counter() - started)
-
-
-def _dtype(model: PreTrainedModel) -> str:
-    return str(model.dtype).removeprefix("torch.")
 
 
 class _Confirmation:

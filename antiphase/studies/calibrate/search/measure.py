@@ -67,7 +67,7 @@ def search(
     heads = output / HEADS
     with work_in(output, settings, resume=resume) as work:
         with undone_if_refused(output), refused_by_model(settings.name):
-            loaded, tasks = begin(work, settings)
+            loaded, tasks = begin(work, settings, say)
             standings = _standings(loaded.model, tasks, say)
             searched = _searched(settings.name, tasks, standings, say)
             _check_method(settings, searched)

@@ -72,7 +72,7 @@ def study(
     started = perf_counter()
     with work_in(output, settings, resume=resume) as work:
         with undone_if_refused(output), refused_by_model(settings.name):
-            loaded, tasks = begin(work, settings)
+            loaded, tasks = begin(work, settings, say)
             heads = _heads(settings, loaded.model)
             count = len(heads) + 2 + 2 * len(ALPHAS) + RANDOM_HEADS + RANDOM_TOKENS + 10
             cells = Cells(output / CELLS, settings.mode, lambda done: report(done, max(count, done)))
