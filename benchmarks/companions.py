@@ -10,6 +10,7 @@ that is skipped all the same makes the step fail.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -47,6 +48,7 @@ print(sum(bool(cell.get("outputs")) for cell in notebook.cells), "cells have sho
 
 def main() -> int:
     """Install, test, run the notebook, write the record; 1 if something fails."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="antiphase-companions-") as scratch:
         python = environment_on_top(Path(scratch) / "environment")

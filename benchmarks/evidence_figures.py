@@ -5,6 +5,7 @@ python benchmarks/evidence_figures.py
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ STARTS = {"0.02": "0.02 everywhere", "authors": "the authors'"}
 
 def main() -> None:
     """Write every figure, from the runs that are finished."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     figure = loss_by_start(found("factorial"))
     (IMAGES / "factorial.png").write_bytes(figure_bytes(figure, "png"))
     if all(map(runs_of, GAPS)):

@@ -8,6 +8,7 @@ An empty environment gets every dependency at its floor, then fast tests of all 
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -41,6 +42,7 @@ TESTS = (
 
 def main() -> int:
     """Install, test, write the record; 1 if a test fails."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     started = time.perf_counter()
     pins = floors()
     with tempfile.TemporaryDirectory(prefix="antiphase-floors-") as scratch:

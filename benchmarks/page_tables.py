@@ -7,6 +7,7 @@ A table follows a line ``<!-- table NAME -->`` and ends at the next empty line.
 
 from __future__ import annotations
 
+import argparse
 import re
 import statistics
 import sys
@@ -77,6 +78,7 @@ PROFILED = {
 
 def main() -> None:
     """Rewrite the pages in place and print which ones changed."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for name in PAGES:
         path = ROOT / name
         before = path.read_text(encoding="utf-8")

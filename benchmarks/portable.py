@@ -11,6 +11,7 @@ docs/huggingface.md is made of it.
 
 from __future__ import annotations
 
+import argparse
 import json
 import pydoc_data.topics
 import re
@@ -94,6 +95,7 @@ SERVE = ("transformers", "serve", "v1", "--trust-remote-code", "--device", "cpu"
 
 def main() -> int:
     """Train, convert, use, write the record and the transcript."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="antiphase-portable-") as scratch:
         folder = Path(scratch)

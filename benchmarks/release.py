@@ -10,6 +10,7 @@ evaluate``). The record, ``docs/records/release.json``, has sizes and seconds, b
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import resource
@@ -51,6 +52,7 @@ IMPORT = (
 
 def main() -> int:
     """Check, build, try both, write the record; 1 if a limit is exceeded."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     version, state = agreed_version()
     one_core()
     started = time.perf_counter()
