@@ -106,9 +106,11 @@ def _preset(
         changes.append((key, _parse_value(override, text)))
     if any(key.startswith("compare.arms.") for key, _ in changes) and "arms" not in (section(tree, "compare") or {}):
         assign(tree, "compare.arms", CompareSettings().arms)  # changing one arm keeps the others
+    known = list(_arms(tree))
     for key, value in changes:
         assign(tree, key, value)
         _forget_in_arms(tree, key)
+    _check_new_arms(tree, known)
     compare_tree = tree.pop("compare", {})
     run = build(RunSettings, tree)
     _check_run(run)
@@ -121,11 +123,31 @@ def _preset(
     return Preset(run=run, compare=compare, name=name)
 
 
+def _arms(tree: dict[str, Any]) -> dict[str, Any]:
+    """The arms as they were written; none if that is no mapping, which is refused later."""
+    found = (section(tree, "compare") or {}).get("arms")
+    return found if isinstance(found, dict) else {}
+
+
+def _check_new_arms(tree: dict[str, Any], known: Sequence[str]) -> None:
+    """Check that arms which overrides have added say what they are, so that a misspelt name makes no new arm.
+
+    Raises:
+        InputError: one does not.
+    """
+    for arm, changes in _arms(tree).items():
+        if arm in known or not isinstance(changes, Mapping):
+            continue
+        if not {"model.attention_type", "model.kind"} & dotted(changes).keys():
+            raise InputError(
+                f"--set compare.arms.{arm}: there is no such arm{nearest(str(arm), known)}; a new one must set its "
+                "model.attention_type or model.kind"
+            )
+
+
 def _forget_in_arms(tree: dict[str, Any], key: str) -> None:
     """Remove an arm's own value for a key: a setting for the whole run applies to every arm."""
-    arms = (section(tree, "compare") or {}).get("arms")
-    if not isinstance(arms, dict):
-        return
+    arms = _arms(tree)
     for arm, changes in arms.items():
         if isinstance(changes, dict):
             arms[arm] = {own: value for own, value in dotted(changes).items() if not f"{own}.".startswith(f"{key}.")}

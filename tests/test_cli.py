@@ -302,6 +302,9 @@ def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
         ("--data missing.txt", "--data cannot be used: out has only the vocabulary of the synthetic task"),
     ):
         refused(pattern, f"evaluate needles out --output new {words}")
+    (tmp_path / "words.txt").write_text("The harbour lay quiet.\n" * 90)
+    only = "--data cannot be used: out has only the vocabulary of the synthetic task"
+    refused(only, "probe out --data words.txt --length 20 --output new")
     refused("holds a run|is not empty", "evaluate needles out --output out")
     for flag in ("--needles", "--queries"):
         refused(f"{flag} takes one number for allocation", f"evaluate allocation out --output new {flag} 1,2")

@@ -84,6 +84,16 @@ def test_unknown_key_of_an_arm_names_the_arm_and_the_nearest(preset):
         load_preset(preset(), ["compare.arms.softmax.training.stepz=3"])
 
 
+def test_a_misspelt_arm_is_no_new_one(preset):
+    known = r"compare\.arms\.softmx: there is no such arm; did you mean 'softmax'\?; a new one must set"
+    for change in ("training.learning_rate=1e-2", "model.num_hidden_layers=3"):
+        with pytest.raises(InputError, match=known):
+            load_preset(preset(), [f"compare.arms.softmx.{change}"])
+    for own in ("model.attention_type=softmax", "model.kind=lstm"):
+        found = load_preset(preset(), [f"compare.arms.softmx.{own}", "compare.arms.softmx.training.learning_rate=1e-2"])
+        assert list(found.compare.arms) == ["softmax", "differential", "softmx"]
+
+
 @pytest.mark.parametrize(
     "missing", [f"{section}.{key}" for section, values in REQUIRED.items() for key in values] + ["model", "data"]
 )

@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel
 
-from antiphase.errors import InputError, nearest
+from antiphase.errors import InputError, nearest, shown
 from antiphase.instrumentation.hooks import refuse_encoder_decoder
 from antiphase.reading.files import read_json
 from antiphase.records import write_atomically
@@ -62,6 +62,8 @@ class CalibrationPlan:
             raise InputError(f"alpha must be above 0 and finite, got {self.alpha}")
         if not 0 < self.beta <= 1:
             raise InputError(f"beta must be above 0 and at most 1, got {self.beta}")
+        if not isinstance(self.heads, Mapping):
+            raise InputError(f"heads must be a mapping of layers to lists of heads, got {shown(self.heads)}")
         found = {}
         for layer, maps in self.heads.items():
             numbers = [int(layer), *map(int, maps)]

@@ -140,14 +140,14 @@ def _fail(message: str, code: int) -> NoReturn:
         letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(message.splitlines())
     )
     if len(shown) > LONGEST:
-        shown = f"{shown[: LONGEST - END - 3]} … {shown[-END:]}"
+        shown = f"{shown[: LONGEST - END - 3].rpartition(' ')[0]} … {shown[-END:].partition(' ')[2]}"
     sys.stderr.write(f"antiphase: {shown}\n")
     sys.exit(code)
 
 
 def _fail_usage(error: Any) -> NoReturn:
     """Print one sentence on a missing or malformed flag; nothing if the help was printed already."""
-    message = " ".join(error.format_message().split()).rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".").replace(": Value error, ", ": ")  # Pydantic's words
     if not message:
         sys.exit(2)
     context = getattr(error, "ctx", None)

@@ -45,6 +45,16 @@ def prepare(loaded: LoadedModel, settings: TextSettings, output: Path, say: Call
     return data_for(loaded, settings, output, say)
 
 
+def check_words(loaded: LoadedModel) -> None:
+    """That a model can read text.
+
+    Raises:
+        InputError: it was trained on the synthetic task, whose vocabulary has no words.
+    """
+    if loaded.settings is not None and loaded.settings.data.source == "synthetic":
+        raise InputError(f"--data cannot be used: {loaded.name} has only the vocabulary of the synthetic task")
+
+
 def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Callable[[str], None]) -> PreparedData:
     """Held-out data: the given text, or the held-out text of the model's own run."""
     longest = context_length(loaded.model) or FOREIGN_LENGTH
@@ -52,8 +62,8 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
     sizes: dict[str, Any] = dict(asked.data_sizes())
     trained = loaded.settings.data if loaded.settings else unknown
     settings = replace(trained, **sizes)
-    if asked.paths and loaded.settings is not None and settings.source == "synthetic":
-        raise InputError(f"--data cannot be used: {loaded.name} has only the vocabulary of the synthetic task")
+    if asked.paths:
+        check_words(loaded)
     if not asked.paths and loaded.settings is None:
         raise InputError(f"--data is missing: {loaded.name} was not trained here, so it needs held-out text")
     if not asked.paths and settings.source == "synthetic":

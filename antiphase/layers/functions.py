@@ -320,7 +320,9 @@ def refuse_unknown(kwargs: dict[str, Any]) -> None:
     """Refuse arguments such as ``s_aux``, ``softcap`` or ``position_bias`` by name instead of ignoring them."""
     unknown = sorted(name for name, value in kwargs.items() if name not in IGNORED and value is not None)
     if unknown:
-        raise ValueError(f"antiphase attention does not support the arguments {', '.join(unknown)}")
+        known = {"softcap": "softcap (its attention logits are soft-capped)"}
+        named = ", ".join(known.get(name, name) for name in unknown)
+        raise ValueError(f"antiphase attention does not support the arguments {named}")
     if kwargs.get("dropout"):
         raise ValueError("antiphase attention has no dropout on its weights; set attention_dropout to 0")
 

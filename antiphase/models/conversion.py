@@ -247,7 +247,8 @@ def _to_diffllama(config: AntiphaseConfig) -> Conversion:
     if config.head_norm_eps != config.rms_norm_eps:
         raise InputError(
             f"--to diffllama: its head norm shares rms_norm_eps, here head_norm_eps ({config.head_norm_eps:g}) and "
-            f"rms_norm_eps ({config.rms_norm_eps:g}) differ"
+            f"rms_norm_eps ({config.rms_norm_eps:g}) differ; train with --set model.head_norm_eps="
+            f"{config.rms_norm_eps:g} for a model that can be converted"
         )
     theirs = DiffLlamaConfig(**_shared(config, *DIFFLLAMA_FIELDS))
     recipes: dict[str, Recipe] = {}

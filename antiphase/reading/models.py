@@ -112,14 +112,17 @@ def read_model(
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
         raise InputError("--device-map needs the package accelerate; run pip install accelerate, or give --device")
     config = read_config(name, flag=flag)
+    auto = choose(config)
+    if type(config) not in auto._model_mapping:
+        raise InputError(f"{flag} {name} is no {kind}, but a model of type {config.model_type!r}; give another")
     if Path(name).is_dir():  # transformers reads a model of the Hub while it fetches it
         stored = weight_files(Path(name), name, flag)
-        _check_size(choose(config), config, stored, f"{flag} {name}")
+        _check_size(auto, config, stored, f"{flag} {name}")
     options: dict[str, Any] = {"dtype": dtype or "auto", "device_map": device_map}
     if is_gguf(name):  # dequantized in float32: in another format transformers warns of what it does not do here
         options |= {"dtype": "float32", "config": config}
     with loading(f"{flag} {name}: no {kind} could be loaded"):
-        model = _read_weights(choose(config), name, f"{flag} {name}", whole, options)
+        model = _read_weights(auto, name, f"{flag} {name}", whole, options)
     if is_gguf(name) and dtype is not None:
         model = model.to(getattr(torch, dtype))
     check_special(model, f"{flag} {name}")

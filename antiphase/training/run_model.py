@@ -41,6 +41,8 @@ RECURRENT = "antiphase_recurrent"
 """Model type for ``model.kind`` rnn or lstm; transformers knows its classes."""
 
 
+LISTED = 3
+"""Differences from a first model whose values are told; of more, only the names."""
 STRUCTURE = (
     "attention_type", "vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "head_dim", "rope_parameters", "rms_norm_eps", "head_norm_eps", "tie_word_embeddings",
@@ -189,7 +191,11 @@ def _start(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> Checkpo
     is_longer = config.max_position_embeddings > found.max_position_embeddings
     compared = [name for name in STRUCTURE if not (name == "rope_parameters" and is_longer)]
     pairs = [(name, getattr(found, name), getattr(config, name)) for name in compared]
-    if differing := [f"its {name} is {has}, this run's is {wanted}" for name, has, wanted in pairs if has != wanted]:
+    differing = [f"its {name} is {has}, this run's is {wanted}" for name, has, wanted in pairs if has != wanted]
+    if len(differing) > LISTED:
+        named = ", ".join(name for name, has, wanted in pairs if has != wanted)
+        differing = [f"it has another {named}"]
+    if differing:
         raise InputError(f"training.start_from {folder}: {'; '.join(differing)}; --start-from takes all of them over")
     if (checkpoint.folder / "tokenizer.json").is_file():
         words = load_tokenizer(str(checkpoint.folder), flag="training.start_from").get_vocab()

@@ -176,6 +176,12 @@ def test_rows_that_cannot_be_used_are_named(tmp_path, row, pattern):
         load_items(str(path))
 
 
+def test_plain_text_has_no_columns(tmp_path):
+    (tmp_path / "a.txt").write_text("Etymology. The word is old.\n\nIt rained.\n")
+    with pytest.raises(InputError, match=r"a\.txt: plain text has no columns; give .* with document and summary, or"):
+        load_items(str(tmp_path / "a.txt"))
+
+
 def test_items_are_drawn_alike_for_every_model_and_those_that_do_not_fit_are_counted(text_tokenizer):
     items = [*documents(20), Item("summarization", "long", "word " * 500, ("word",))]
     first = draw(items, text_tokenizer, name="a", samples=12, seed=0, room=None)

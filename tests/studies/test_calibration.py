@@ -323,9 +323,9 @@ def test_bad_requests(antiphase, refused, tmp_path):
 def test_tasks_at_chance_are_not_searched(antiphase, refused, tmp_path):
     (tmp_path / "noise.txt").write_text("".join(f"{i % 2} the log {i}\n" for i in range(24)))
     (tmp_path / "noise.yaml").write_text(yaml.safe_dump({"template": "mpqa", "data": "noise.txt"}))
-    refused("is no better than chance \\(mpqa ", "calibrate search model --task noise.yaml --samples 24 --output s")
-    refused("on mpqa the model .* is no better than chance",
-            "calibrate study model --task noise.yaml --samples 24 --output s")  # fmt: skip
+    words = "model --task noise.yaml --samples 24 --output s"
+    refused(r"is not shown to be better than chance \(mpqa: ", f"calibrate search {words}")
+    refused("--task mpqa: .* % of 24 samples is not shown to be above chance", f"calibrate study {words}")
     assert antiphase(f"{SEARCH} --task noise.yaml --output s")[0] == 0
     assert [row["above_chance"] for row in values(tmp_path / "s")["tasks"]] == [True, False]
     assert values(tmp_path / "s")["samples"] == {"cr": 24}

@@ -182,6 +182,10 @@ def test_all_mismatches_are_named_at_once(run, trained, tmp_path):
     sizes = ("model.attention_type=softmax", "model.hidden_size=8", "model.rms_norm_eps=1e-3")
     with pytest.raises(InputError, match=r"hidden_size is 16, this run's is 8; .*rms_norm_eps is 1e-06, this run's is"):
         run(tmp_path / "next", *sizes, f"training.start_from={trained}")
+    more = ("model.num_hidden_layers=3", "model.num_key_value_heads=2")
+    named = "it has another hidden_size, num_hidden_layers, num_key_value_heads, .*rms_norm_eps.*; --start-from takes"
+    with pytest.raises(InputError, match=named):
+        run(tmp_path / "next", *sizes, *more, f"training.start_from={trained}")
 
 
 def test_only_plain_positions_can_be_trained_further(trained):

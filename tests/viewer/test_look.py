@@ -144,7 +144,7 @@ def test_a_model_trained_here_brings_its_learning_curve(tiny_preset, tmp_path):
     assert found["seed"] == 3
     assert found["curve"] == trained.values["curve"]
     assert len(found["curve"]) > 4
-    with pytest.raises(InputError, match=r"--text holds no word that .*run knows"):
+    with pytest.raises(InputError, match=r"--text holds no word that .*run knows; give .* such as \w+ \w+ \w+$"):
         look(LookSettings(name=str(tmp_path / "run"), text="a harbour at noon"), tmp_path / "other")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -94,6 +95,11 @@ def load_items(path: str) -> list[Item]:
     Raises:
         InputError: a column is missing or empty; the message names the row.
     """
+    if Path(path).suffix.lower() == ".txt":
+        raise InputError(
+            f"--data {path}: plain text has no columns; give a table (JSON lines, CSV) with document and summary, or "
+            "with context, question and answers"
+        )
     return [_item(row) for row in labelled_rows(path, flag="--data")]
 
 

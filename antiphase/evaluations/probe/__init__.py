@@ -15,7 +15,7 @@ from antiphase.flags import argument, flag
 class ProbeSettings(LoadingSettings):
     """Measure attention sinks of a model by layer, head, position and token.
 
-    Example: [bold]antiphase probe runs/demo/softmax-seed0 --data book.txt --output runs/probe[/]
+    Example: [bold]antiphase probe MODEL --data book.txt --output runs/probe[/]
     """
 
     name: str = argument("MODEL", "Local folder, GGUF file or Hub name of a model.")

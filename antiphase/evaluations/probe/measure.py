@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from antiphase.data.corpora import fingerprint
 from antiphase.data.packing import pack
 from antiphase.errors import InputError
-from antiphase.evaluations.held_out import tokens_of
+from antiphase.evaluations.held_out import check_words, tokens_of
 from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.evaluations.probe import ByPosition, Figures, HeadFigures, Probe, ProbeSettings, TokenSinks
 from antiphase.ops.statistics import SinkBaselines, sink_baselines
@@ -45,6 +45,7 @@ def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Cal
         raise InputError(
             f"--length {settings.length} is longer than the {longest} positions of {settings.name}; shorten it"
         )
+    check_words(loaded)
     say("packing the text into tokens")
     first, last = loaded.tokenizer.cls_token_id, loaded.tokenizer.sep_token_id
     around = [] if first is None or last is None else [first, last]

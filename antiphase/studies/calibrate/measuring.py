@@ -111,6 +111,12 @@ def standing(task: Task, values: Tensor) -> dict[str, Any]:
     return {**found, "chance": task.chance, "above_chance": above}
 
 
+def not_above_chance(row: Mapping[str, Any]) -> str:
+    """Says of a ``standing`` that it is not above chance."""
+    score = f"{100 * row['score']:.1f} % of {row['samples']} samples"
+    return f"{score} is not shown to be above chance ({100 * row['chance']:.1f} %)"
+
+
 def directions(changes: Scores) -> dict[str, float]:
     """How many samples changed for the better and for the worse, and the exact two-sided p that both are as likely.
 

@@ -18,7 +18,7 @@ LONGEST = 512
 class LookSettings(LoadingSettings):
     """Show the attention of every layer and head on one text, as a record and an interactive page that opens offline.
 
-    Example: [bold]antiphase look runs/demo/differential-seed0 --text "The cat sat." --output runs/look[/]
+    Example: [bold]antiphase look MODEL --text "The cat sat on the mat." --output runs/look[/]
     """
 
     folder = "new"

@@ -101,7 +101,11 @@ def _encoded(loaded: LoadedModel, request: LookSettings, flag: str, entries: int
     ids: Tensor = loaded.tokenizer(**{side: text}, return_tensors="pt")["input_ids"]
     _check_length(flag, ids.shape[1], request, context_length(loaded.model))
     if set(ids[0].tolist()) <= set(loaded.tokenizer.all_special_ids):  # padding stands for unknown symbols
-        raise InputError(f"{flag} holds no word that {request.name} knows; give words of its own vocabulary")
+        words = sorted(set(loaded.tokenizer.get_vocab()) - set(loaded.tokenizer.all_special_tokens))
+        raise InputError(
+            f"{flag} holds no word that {request.name} knows; give words of its own vocabulary, such as "
+            f"{' '.join(words[:: len(words) // 3 + 1])}"
+        )
     known = entries or getattr(loaded.model.config, "vocab_size", None)
     if known is not None and int(ids.max()) >= known:
         raise InputError(

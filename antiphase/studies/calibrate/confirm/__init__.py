@@ -24,6 +24,7 @@ class ConfirmSettings(ChoiceSettings):
 
     counted = "evaluations"
 
+    mode: str = flag("Which queries determine the sinks: paper or prompt.", default="prompt")
     also: Sequence[str] = flag(
         "Task judged with the same heads, outside of the primary measure. Repeatable.", default=()
     )

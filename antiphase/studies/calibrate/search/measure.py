@@ -35,6 +35,7 @@ from antiphase.studies.calibrate.measuring import (
     hash_of_sample,
     judged_split,
     measured_seconds,
+    not_above_chance,
     saved,
     spoken_time,
     standing,
@@ -175,15 +176,14 @@ def _searched(
     """
     for row in standings:
         if not row["above_chance"]:
-            words = f"{100 * row['score']:.1f} % is not above chance ({100 * row['chance']:.1f} %)"
-            say(f"{row['task']}: {words}, so it is not searched")
+            say(f"{row['task']}: {not_above_chance(row)}, so it is not searched")
     found: dict[str, Sequence[Sample]] = {
         row["task"]: tasks[row["task"]].samples for row in standings if row["above_chance"]
     }
     if not found:
-        listed = ", ".join(f"{row['task']} {100 * row['score']:.1f} %" for row in standings)
+        listed = ", ".join(f"{row['task']}: {not_above_chance(row)}" for row in standings)
         raise InputError(
-            f"--task: {model} is no better than chance ({listed}), so there is nothing to search; use tasks it can "
-            "solve, more --shots or more --samples"
+            f"--task: {model} is not shown to be better than chance ({listed}), so there is nothing to search; use "
+            "tasks it can solve, more --shots or more --samples"
         )
     return found

@@ -23,6 +23,7 @@ class StudySettings(ChoiceSettings):
 
     counted = "settings"
 
+    mode: str = flag("Which queries determine the sinks: paper or prompt.", default="prompt")
     parts: Sequence[str] = flag(
         "Experiments to run, e.g. alpha,beta,controls; default: all.",
         name="--only", default=PARTS, shown="", separated=True, allows_duplicates=True,

@@ -38,6 +38,7 @@ from antiphase.studies.calibrate.measuring import (
     hash_of_sample,
     judged_split,
     load_tasks,
+    not_above_chance,
     saved,
     standing,
 )
@@ -177,8 +178,8 @@ class _Study:
         for row in standings:
             if not row["above_chance"]:
                 raise InputError(
-                    f"--task: on {row['task']} the model ({100 * row['score']:.1f} %) is no better than chance "
-                    f"({100 * row['chance']:.1f} %), so no effect could be seen; remove it, or give more --shots"
+                    f"--task {row['task']}: {not_above_chance(row)}, so no effect could be seen; remove it, or give "
+                    "more --shots or --samples"
                 )
         return standings
 
