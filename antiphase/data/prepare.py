@@ -37,6 +37,8 @@ class PreparedData:
     tokenizer: PreTrainedTokenizerBase
     training_text: PackedTokens | None
     validation_text: PackedTokens | None
+    opening: tuple[int, ...] = ()
+    """Ids before each window of held-out text: those of a model that was not trained here, and reads texts so."""
 
     @property
     def content(self) -> str | None:
@@ -108,7 +110,8 @@ class PreparedData:
             return stream.batch(0)
         count = min(sequences, len(text))
         blocks = torch.stack([text.block(index * len(text) // count) for index in range(count)])
-        return Batch(blocks, blocks)
+        windows = torch.cat([torch.tensor(self.opening, dtype=blocks.dtype).expand(count, -1), blocks], dim=1)
+        return Batch(windows, windows)
 
 
 def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda message: None) -> PreparedData:

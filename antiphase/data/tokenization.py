@@ -155,14 +155,22 @@ def opened_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     Those that it puts after a text, such as an end token with ``add_eos_token``, are left out.
     """
     ids = list(tokenizer(text)["input_ids"])
-    return ids[: len(ids) - _closing_count(tokenizer)]
+    return ids[: len(ids) - len(_around(tokenizer)[1])]
+
+
+def opening_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids of the special tokens that the tokenizer puts before a text, as those of Llama and Gemma do."""
+    return _around(tokenizer)[0]
 
 
 @lru_cache(maxsize=4)
-def _closing_count(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The number of special tokens that the tokenizer puts after a text."""
-    mask = tokenizer("A text.", return_special_tokens_mask=True)["special_tokens_mask"]
-    return mask[::-1].index(0) if 0 in mask else 0
+def _around(tokenizer: PreTrainedTokenizerBase) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids of the special tokens that the tokenizer puts before and after a text."""
+    found = tokenizer("A text.", return_special_tokens_mask=True)
+    ids, mask = found["input_ids"], found["special_tokens_mask"]
+    if 0 not in mask:  # it knows no word of the text
+        return (), ()
+    return tuple(ids[: mask.index(0)]), tuple(ids[len(ids) - mask[::-1].index(0) :])
 
 
 def last_words(prompt: str) -> str:

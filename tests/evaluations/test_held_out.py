@@ -1,14 +1,19 @@
 """What a run held out is the same text at every length."""
 
+import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.evaluations.held_out import data_for
+from antiphase.evaluations.probe import ProbeSettings
+from antiphase.evaluations.probe import measure as probe
 from antiphase.evaluations.settings import TextSettings
 from antiphase.scoring.loading import load_model
 from antiphase.studies.training_run import train_run
@@ -50,6 +55,29 @@ def test_more_than_was_held_out_is_refused(tmp_path, run):
         InputError, match=r"^--length 99999 is longer than the \d+ tokens that .*run held out; shorten it"
     ):
         held_out(run[1], tmp_path, 99999)
+
+
+def test_windows_begin_as_the_tokenizer_of_another_model_opens_texts(tmp_path, tiny_model, text_tokenizer, book):
+    plain, opening = copy.deepcopy(text_tokenizer), copy.deepcopy(text_tokenizer)
+    end = text_tokenizer.eos_token
+    opening.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{end} {end} $A {end}", special_tokens=[(end, text_tokenizer.eos_token_id)]
+    )
+    text = text_tokenizer((tmp_path / book).read_text())["input_ids"]
+    for name, tokenizer, before in (("plain", plain, 0), ("opening", opening, 2)):
+        tiny_model("softmax", vocab_size=len(text_tokenizer)).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        loaded = load_model(str(tmp_path / name))
+        asked = TextSettings(name=str(tmp_path / name), paths=[str(tmp_path / book)], length=32)
+        windows = data_for(loaded, asked, tmp_path / "out", lambda message: None).validation(10_000).input_ids
+        of_text = windows[:, before:]
+        assert windows[:, :before].tolist() == [[text_tokenizer.eos_token_id] * before] * len(windows)
+        assert of_text.flatten().tolist() == text[: of_text.numel()]
+        assert windows.shape == (len(text) // (32 - before), 32)
+        probed = probe.prepare(loaded, ProbeSettings(name=name, paths=asked.paths, length=32), tmp_path / "p", print)
+        assert probed.tolist()[0] == windows.tolist()[0]
+    with pytest.raises(InputError, match="--length 2 has no room for text; raise it"):
+        data_for(loaded, replace(asked, length=2), tmp_path / "out", lambda message: None)
 
 
 def test_text_that_was_trained_on_is_called_so(tmp_path, run):

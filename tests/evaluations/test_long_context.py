@@ -102,6 +102,9 @@ def test_the_gain_from_context_is_what_more_of_the_same_text_is_worth(monkeypatc
     assert found.context_gain == pytest.approx(math.log(61))
     assert found.context_gains == pytest.approx([math.log(61)] * 4)
     assert found.gain == pytest.approx(50, rel=0.01)  # confused by another's beginning: no gain from context
+    opened = long_context(FirstToken(True), windows, opening=1).tail  # the even token opens a short context too
+    assert opened.context_gain == pytest.approx(0, abs=1e-6)
+    assert opened.loss == found.loss
 
 
 def test_one_window_has_no_control(tiny_model):

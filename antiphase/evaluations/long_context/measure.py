@@ -41,7 +41,7 @@ def measure(
 
     windows = data.validation(settings.samples).input_ids
     of_text = None if data.validation_text is None else bytes_of
-    return long_context(loaded.model, windows, bytes_of=of_text, parts=parts)
+    return long_context(loaded.model, windows, bytes_of=of_text, opening=len(data.opening), parts=parts)
 
 
 @torch.no_grad()
@@ -73,6 +73,7 @@ def long_context(
     input_ids: Tensor,
     *,
     bytes_of: Callable[[Tensor], int] | None = None,
+    opening: int = 0,
     parts: Parts = UNSTORED,
 ) -> LongContext:
     """Cumulative loss at increasing positions, and the gain from a window's own context at its end.
@@ -85,6 +86,7 @@ def long_context(
     Args:
         input_ids: (B, N), windows of full length.
         bytes_of: returns the number of UTF-8 bytes of tokens (n,), for bits per byte; None omits them.
+        opening: number of tokens that open a window and are no text; a short context begins with them too.
         parts: a part is one forward pass, of a window or of one of its controls.
     """
     count, length = input_ids.shape
@@ -104,7 +106,7 @@ def long_context(
             sizes = torch.tensor([bytes_of(ids[1:position]) for ids in input_ids], dtype=torch.float64)
             bits = float((own[:, : position - 1].sum(1) / sizes).mean() / torch.log(torch.tensor(2.0)))
         curve.append(Point(position, float(at.mean()), _listed(mean_interval(at.tolist())), bits))
-    tail = None if count == 1 else _tail(model, input_ids, own, parts)
+    tail = None if count == 1 else _tail(model, input_ids, own, opening, parts)
     return LongContext(windows=count, length=length, curve=curve, tail=tail)
 
 
@@ -131,14 +133,14 @@ def points(length: int) -> list[int]:
     return found
 
 
-def _tail(model: PreTrainedModel, input_ids: Tensor, own: Tensor, parts: Parts) -> Tail:
+def _tail(model: PreTrainedModel, input_ids: Tensor, own: Tensor, opening: int, parts: Parts) -> Tail:
     count, length = input_ids.shape
     tail = max(1, length // TAIL)
     before = torch.cat([input_ids[1:], input_ids[:1]])  # each window gets the beginning of the next one
     foreign, little = [], []
     for index in range(count):
         mixed = torch.cat([before[index, : length - tail], input_ids[index, length - tail :]])
-        short = input_ids[index, -2 * tail :]
+        short = torch.cat([input_ids[index, :opening], input_ids[index, -2 * tail :]])
         foreign.append(parts.stored("foreign", index, compute=partial(_loss_at_end, model, mixed, tail)))
         parts.report(count + 2 * index + 1, 3 * count)
         little.append(parts.stored("little", index, compute=partial(_loss_at_end, model, short, tail)))

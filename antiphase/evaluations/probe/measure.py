@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from antiphase.data.corpora import fingerprint
 from antiphase.data.packing import pack
 from antiphase.errors import InputError
-from antiphase.evaluations.held_out import check_words, tokens_of
+from antiphase.evaluations.held_out import check_words, opening_of_text, tokens_of
 from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.evaluations.probe import ByPosition, Figures, HeadFigures, Probe, ProbeSettings, TokenSinks
 from antiphase.ops.statistics import SinkBaselines, sink_baselines
@@ -35,7 +35,8 @@ def contents(settings: ProbeSettings) -> dict[str, Any]:
 
 
 def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Callable[[str], None]) -> Tensor:
-    """Token ids (B, N), spread evenly over the text; those of an encoder are within the tokens [CLS] and [SEP].
+    """Token ids (B, N), spread evenly over the text, after the token that opens a text in the model's tokenizer; those
+    of an encoder are within the tokens [CLS] and [SEP].
 
     Raises:
         InputError: the text or the length cannot be used.
@@ -48,17 +49,19 @@ def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Cal
     check_words(loaded)
     say("packing the text into tokens")
     first, last = loaded.tokenizer.cls_token_id, loaded.tokenizer.sep_token_id
-    around = [] if first is None or last is None else [first, last]
-    if settings.length <= len(around):
-        raise InputError(f"--length {settings.length} has no room beside [CLS] and [SEP]; raise it")
+    is_encoder = first is not None and last is not None
+    before, after = ((first,), (last,)) if is_encoder else (opening_of_text(loaded), ())
+    if settings.length <= len(before) + len(after):
+        named = "[CLS] and [SEP]" if is_encoder else "the token that opens a text"
+        raise InputError(f"--length {settings.length} has no room beside {named}; raise it")
     packed = pack(
-        list(settings.paths), loaded.tokenizer, sequence_length=settings.length - len(around),
+        list(settings.paths), loaded.tokenizer, sequence_length=settings.length - len(before) - len(after),
         text_field=settings.text_field, cache=tokens_of(output),
     )  # fmt: skip
     count = min(settings.samples, len(packed))
     blocks = torch.stack([packed.block(index * len(packed) // count) for index in range(count)])
-    ends = torch.tensor(around, dtype=torch.int64).expand(count, -1)
-    return torch.cat([ends[:, :1], blocks, ends[:, 1:]], dim=1)
+    opening, ending = (torch.tensor(ids, dtype=torch.int64).expand(count, -1) for ids in (before, after))
+    return torch.cat([opening, blocks, ending], dim=1)
 
 
 def measure(
