@@ -34,12 +34,10 @@ from antiphase.baselines.commands.classify.measure import summaries
 from antiphase.baselines.commands.translate import Translate
 from antiphase.baselines.commands.translate import tables as translation
 from antiphase.baselines.commands.translate.measure import summaries as translators
-from antiphase.baselines.studies.dependency import Dependency
-from antiphase.baselines.studies.dependency.measure import summarized
 from antiphase.baselines.studies.dependency.presentation import accuracies
 from antiphase.baselines.studies.gradients.presentation import gradient_ratios
 from antiphase.baselines.studies.throughput.presentation import speed_ratios
-from antiphase.records import Record, finite
+from antiphase.records import Record
 from antiphase.report.benchmarks import conditions, ratio_text
 from antiphase.report.tables import Table
 from antiphase.studies.compare.shown import shown
@@ -404,16 +402,6 @@ def demo(name: str) -> list[list[str]]:
     return [["", *head[1:]], *rows]
 
 
-def dependency() -> list[list[str]]:
-    """Accuracy by dependency length, recomputed from the runs, so that bimodal outcomes are counted."""
-    read = record("dependency")
-    found = Dependency.of(read)
-    again = replace(found, summary=summarized(found.rows, found.trained_distances))
-    made = accuracies(replace(read, values=finite(again)))
-    assert made is not None
-    return [[column.name for column in made.columns], *made.text()]
-
-
 def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[str]]:
     """A table of a record's report."""
     made = make(record(name))
@@ -459,7 +447,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "gpu-profile": gpu_tables.profile,
     "losses": operator_tables.losses,
     "loops": loops,
-    "dependency": dependency,
+    "dependency": lambda: of_report("dependency", accuracies),
     "throughput": lambda: of_report("throughput", speed_ratios),
     "gradients": lambda: of_report("gradients", gradient_ratios),
     "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),

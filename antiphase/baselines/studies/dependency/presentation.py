@@ -118,7 +118,11 @@ def accuracy_by_distance(found: Dependency) -> Figure | None:
             axes.plot(x, y, style["linestyle"], color=style["color"], linewidth=1.3, label=name)
             for place, row, height in zip(x, own, y, strict=True):
                 filled = "white" if row.held_out else style["color"]
-                axes.plot(place, height, style["marker"], color=style["color"], markerfacecolor=filled, markersize=5.5)
+                mark = {"color": style["color"], "markerfacecolor": filled, "linestyle": "", "marker": style["marker"]}
+                axes.plot(place, height, markersize=5.5, **mark)
+                if row.parts[part].learned:
+                    seeds = _of_seeds(found, row, is_misled=part == 1)
+                    axes.plot([place] * len(seeds), seeds, markersize=3.2, alpha=0.7, **mark)
                 if interval := row.parts[part].interval:
                     low, high = (min(1.0, max(0.0, bound)) for bound in interval)
                     axes.vlines(place, low, high, color=style["color"], linewidth=1, alpha=0.6)
@@ -140,6 +144,13 @@ def accuracy_by_distance(found: Dependency) -> Figure | None:
     )
     legend_below(figure, min(4, len(models)), handles(models))
     return figure
+
+
+def _of_seeds(found: Dependency, mean: DistanceMean, *, is_misled: bool) -> list[float]:
+    """The accuracies of single seeds behind a mean."""
+    known = (mean.model, mean.distance, mean.trained)
+    own = [row for row in found.rows if (row.model, row.distance, row.trained) == known]
+    return present(row.misled.accuracy if is_misled else row.accuracy for row in own)
 
 
 def _best_shortcuts(found: Dependency, *, is_misled: bool) -> dict[int, float]:
@@ -166,9 +177,9 @@ def _caption(record: Record) -> str:
     )  # fmt: skip
     return (
         "Filled marks are lengths of the training sentences, hollow ones were only tested; bars are 95 % intervals "
-        f"({kind}). Points are missing where some seeds learned and others did not. {shortcuts}Sentences come in "
-        "pairs that differ in the subject's number alone: what does not reach the subject is right in half of them. At "
-        "a length left out between trained ones, no noun so far back was ever the subject in training: a model that "
+        f"({kind}). Where some seeds learned and others did not, small marks are single seeds. {shortcuts}"
+        "Sentences come in pairs that differ in the subject's number alone: what does not reach the subject is right "
+        "in half of them. At a length left out between trained ones, no noun so far back was ever the subject in training: a model that "
         "knows places and not clauses looks past it. On the right are the sentences in which the noun nearest to the "
         "verb has the other number."
     )
