@@ -179,9 +179,9 @@ def _caption(record: Record) -> str:
         "Filled marks are lengths of the training sentences, hollow ones were only tested; bars are 95 % intervals "
         f"({kind}). Where some seeds learned and others did not, small marks are single seeds. {shortcuts}"
         "Sentences come in pairs that differ in the subject's number alone: what does not reach the subject is right "
-        "in half of them. At a length left out between trained ones, no noun so far back was ever the subject in training: a model that "
-        "knows places and not clauses looks past it. On the right are the sentences in which the noun nearest to the "
-        "verb has the other number."
+        "in half of them. At a length left out between trained ones, no noun so far back was ever the subject in "
+        "training: a model that knows places and not clauses looks past it. On the right are the sentences in which "
+        "the noun nearest to the verb has the other number."
     )
 
 
