@@ -22,6 +22,8 @@ from antiphase.studies.tune.presentation import end_of, threshold_of
 
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "records"
+OLDER = Path(__file__).parent / "older"
+"""Records of a reproduction before Holm's correction and today's words, without most of their rows."""
 
 
 def demo():
@@ -78,7 +80,7 @@ def test_numbers_in_full_have_no_mean_over_two_kinds_of_models():
 
 
 def test_an_older_verdict_is_shown_in_todays_words():
-    record = Record.load(RECORDS / "reproduce" / "compare.json")
+    record = Record.load(OLDER / "compare.json")
     assert "contradicted" in record.values["verdict"]
     output = io.StringIO()
     terminal.print_summary(record, Console(file=output, width=250))
@@ -152,7 +154,7 @@ def test_contradicted_is_a_word_for_the_claims_own_scale(own_scale, word):
 
 
 def test_an_older_reproduction_is_shown_in_todays_words_and_says_what_it_lacks():
-    record = Record.load(RECORDS / "reproduce" / "reproduce.json")
+    record = Record.load(OLDER / "reproduce.json")
     assert "contradicted" in str(record.values["claims"])
     table = reproduction.claims(record)
     assert "contradicted" not in str(table.text())
@@ -190,8 +192,8 @@ def test_a_grid_of_rates_counts_who_learned():
 
 
 def test_windows_and_orders_of_older_records_say_what_they_lack():
-    table = long_context.context_worth(Record.load(RECORDS / "reproduce" / "long-context" / "softmax-seed0.json"))
+    table = long_context.context_worth(Record.load(OLDER / "long-context.json"))
     assert "the gain from context is not known" in table.note
-    orders = many_shot.orders(Record.load(RECORDS / "reproduce" / "many-shot" / "softmax-seed0.json"))
+    orders = many_shot.orders(Record.load(OLDER / "many-shot.json"))
     assert "it has no flips between two orders" in orders.note
     assert all(row[7] is None for row in orders.rows)

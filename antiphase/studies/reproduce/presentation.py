@@ -151,7 +151,7 @@ def claims_figure(record: Record) -> Figure | None:
     axes.invert_yaxis()
     axes.set_xscale("symlog", linthresh=10)
     low, high = axes.get_xlim()
-    ticks = [-1000, -100, -10, 0, 10, 100, 1000] if max(-low, high) > 10 else [-10, -5, -2, 0, 2, 5, 10]
+    ticks = [-3000, -300, -30, -5, 0, 5, 30, 300, 3000] if max(-low, high) > 10 else [-10, -5, -2, 0, 2, 5, 10]
     axes.set_xticks([tick for tick in ticks if low <= tick <= high])
     axes.set_xticklabels([f"{tick:+d} %" if tick else "0" for tick in ticks if low <= tick <= high])
     axes.set_title("Differential against softmax")
