@@ -110,6 +110,8 @@ def _preset(
     for key, value in changes:
         assign(tree, key, value)
         _forget_in_arms(tree, key)
+        if key in ("compare", "compare.arms"):  # all of them, rather than a further one
+            known = list(_arms(tree))
     _check_new_arms(tree, known)
     compare_tree = tree.pop("compare", {})
     run = build(RunSettings, tree)

@@ -131,8 +131,14 @@ def main() -> None:
     sys.exit(code or 0)
 
 
-LONGEST, END = 280, 80
-"""Characters of a message, and of those at its end, which say what to do."""
+LONGEST, END, WORD = 280, 80, 24
+"""Characters of a message, of those at its end, which say what to do, and of a word that is not cut."""
+
+
+def _whole_words(beginning: str) -> str:
+    """The beginning of a text without its last word, which may be cut, unless that is long, such as a path."""
+    before, space, word = beginning.rpartition(" ")
+    return before if space and len(word) <= WORD else beginning
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -140,7 +146,7 @@ def _fail(message: str, code: int) -> NoReturn:
         letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(message.splitlines())
     )
     if len(shown) > LONGEST:
-        shown = f"{shown[: LONGEST - END - 3].rpartition(' ')[0]} … {shown[-END:].partition(' ')[2]}"
+        shown = f"{_whole_words(shown[: LONGEST - END - 3])} … {_whole_words(shown[:-END:-1])[::-1]}"
     sys.stderr.write(f"antiphase: {shown}\n")
     sys.exit(code)
 

@@ -115,6 +115,20 @@ def test_a_message_is_shorter_than_300_characters_and_keeps_its_end(monkeypatch,
     assert said.endswith("x: this is wrong; give a shorter one\n")
 
 
+def test_a_message_is_cut_between_words(monkeypatch, capsys):
+    words = [f"word{number:03}" for number in range(90)]
+
+    def fail(**options):
+        raise InputError(" ".join(words))
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    said = capsys.readouterr().err
+    assert 250 < len(said) < 300
+    assert set(said.split()) <= {"antiphase:", "…", *words}
+
+
 # ------------------------------------------------------------------------------------------ templates
 
 TEMPLATES = {

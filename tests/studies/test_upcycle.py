@@ -66,7 +66,8 @@ def test_unsuitable_models_are_refused(tiny_preset, tmp_path):
         upcycle_preset(model, tmp_path / "up", ["compare.seeds=[1,3]"])
     for change, words in (
         ("data.numbers=10", "data.numbers must stay 9"),
-        ("compare.arms.foo.training.clip=1", "compare.arms.foo does not start from"),
+        ("compare.arms.foo.model.attention_type=softmax", "compare.arms.foo does not start from"),
+        ("compare.arms.foo.training.clip=1", "compare.arms.foo: there is no such arm; known: .*softmax"),
         ("compare.arms={a: {}, b: {}}", "compare.a.*the arm"),
     ):
         with pytest.raises(InputError, match=words):
