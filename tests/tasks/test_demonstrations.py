@@ -86,3 +86,20 @@ def test_clinc_shows_its_train_split(shared, tmp_path, tokenizer):
     task = load_labelled_task(written(tmp_path, data=str(path)), tokenizer)
     assert (len(task.pool), len(task.rows), len(task.labels)) == (15000, 4500, 150)
     assert all(", train, entry" in row.place for row in task.examples(100))
+
+
+def test_rows_that_are_not_kept_are_neither_asked_nor_shown(tmp_path, tokenizer):
+    (tmp_path / "s5").write_text("2 so so\n4 wow\n1 no\n0 never\n3 yes\n2 well\n")
+    tree = {"template": "stsa-binary", "data": "s5"}
+    samples = load_task(written(tmp_path, **tree), tokenizer).samples
+    assert [sample.target for sample in samples] == [1, 0, 0, 1]
+    for seed in range(4):
+        task = load_task(written(tmp_path, **tree, shots=3), tokenizer, seed=seed)
+        shown = tokenizer.decode(task.samples[0].prompt)
+        assert shown.count("Review:") == 4
+        assert "so so" not in shown
+        assert "well" not in shown
+    with pytest.raises(InputError, match="keep: no row is left by"):
+        load_task(written(tmp_path, **tree, keep="label == '7'"), tokenizer)
+    with pytest.raises(InputError, match="keep is not a Jinja expression"):
+        load_task(written(tmp_path, **tree, keep="label =="), tokenizer)

@@ -486,20 +486,3 @@ def test_prompts_without_content_are_the_rows_prompt_about_other_texts(tmp_path,
     assert load_task(path, tokenizer).content_free == load_task(path, tokenizer).labels == ()
     bare = {"kind": "classification", "data": "c.all", "prompt": "{{ text }}", "labels": {"0": "sad", "1": "glad"}}
     assert len(load_task(written(tmp_path, bare), tokenizer).content_free) == 2  # nothing can follow an empty prompt
-
-
-def test_rows_that_are_not_kept_are_neither_asked_nor_shown(tmp_path, tokenizer):
-    data(tmp_path, "s5", "2 so so\n4 wow\n1 no\n0 never\n3 yes\n2 well\n")
-    tree = {"template": "stsa-binary", "data": "s5"}
-    samples = load_task(written(tmp_path, tree), tokenizer).samples
-    assert [sample.target for sample in samples] == [1, 0, 0, 1]
-    for seed in range(4):
-        task = load_task(written(tmp_path, {**tree, "shots": 3}), tokenizer, seed=seed)
-        shown = tokenizer.decode(task.samples[0].prompt)
-        assert shown.count("Review:") == 4
-        assert "so so" not in shown
-        assert "well" not in shown
-    with pytest.raises(InputError, match="keep: no row is left by"):
-        load_task(written(tmp_path, {**tree, "keep": "label == '7'"}), tokenizer)
-    with pytest.raises(InputError, match="keep is not a Jinja expression"):
-        load_task(written(tmp_path, {**tree, "keep": "label =="}), tokenizer)
