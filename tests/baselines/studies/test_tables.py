@@ -96,9 +96,19 @@ def test_the_figure_of_distances_shows_every_model_and_which_lengths_were_traine
 def test_a_mean_of_seeds_that_learned_and_seeds_that_did_not_is_no_point(dependency):
     summary_row = next(row for row in dependency.values["summary"] if row["trained"])
     summary_row["learned"] = [1, 2]
+    score = {"samples": 400, "correct": 0, "interval": [0.0, 1.0]}
+    dependency.values["rows"] = [
+        {**score, "model": summary_row["model"], "distance": summary_row["distance"], "trained": trained, "seed": seed,
+         "accuracy": accuracy, "misled": {**score, "accuracy": 0.3}}
+        for trained, accuracies in ((True, (0.42, 0.97)), (False, (0.5, 0.5)))
+        for seed, accuracy in enumerate(accuracies)
+    ]  # fmt: skip
     panel = figures.figures_of(dependency)["study-dependency"].axes[0]
     lines = {one.get_label(): list(one.get_ydata()) for one in panel.lines}
     assert sum(math.isnan(value) for value in lines[summary_row["model"]]) == 1
+    assert [0.42, 0.97] in [list(one.get_ydata()) for one in panel.lines]  # its seeds
+    assert [0.5, 0.5] not in [list(one.get_ydata()) for one in panel.lines if one.get_marker() != "None"]  # untrained
+    assert panel.get_ylim()[0] < 0.3
 
 
 def test_no_two_models_look_alike():

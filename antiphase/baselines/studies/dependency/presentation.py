@@ -137,7 +137,8 @@ def accuracy_by_distance(found: Dependency) -> Figure | None:
         axes.set(title=title, xlabel="words between subject and verb")
         axes.yaxis.set_major_formatter(PERCENT)
     panels[0].set_ylabel("right number of the verb")
-    lowest = min(present(part.accuracy for row in rows for part in row.parts))
+    means = present(part.accuracy for row in rows for part in row.parts)
+    lowest = min(means + present(part.accuracy for row in found.rows for part in (row, row.misled)))
     panels[0].set_ylim(min(0.45, lowest - 0.03), 1.02)
     panels[1].text(
         1.01, found.guess_rate, "guess", transform=panels[1].get_yaxis_transform(), va="center", fontsize=9.5
