@@ -169,7 +169,8 @@ def _measuring(stage: Stage, folder: str) -> dict[str, Any]:
 def train(stage: Stage, overrides: Sequence[str]) -> int:
     """Stage ``train``: as many pairs as fit, each measured right after training; then V2 with the same seeds."""
     kept = Kept(stage)
-    preset, planned = settings_of(stage, overrides), _planned(stage)
+    preset = settings_of(stage, overrides)
+    planned = _planned(stage, preset)
     seeds = preset.compare.seeds[: stage.sizes.most_pairs]
     rounds = [("pair", PAIR, seed) for seed in seeds] + [("V2", (V2,), seed) for seed in seeds]
     for kind, arms, seed in rounds:
@@ -204,8 +205,12 @@ def _can_be_measured(stage: Stage, found: dict[str, Any] | None, runs: dict[str,
     return lacks and all((stage.work / "models" / name / "record.json").is_file() for name in runs)
 
 
-def _planned(stage: Stage) -> TrainingPlan:
-    return TrainingPlan(**stage.earlier("pilot").values["plan"])
+def _planned(stage: Stage, preset: Preset) -> TrainingPlan:
+    """The pilot's plan; without one, all steps of the preset, both runs of a pair side by side, begun at once."""
+    if stage.record("pilot").is_file():
+        return TrainingPlan(**stage.earlier("pilot").values["plan"])
+    stage.say(f"--records {stage.records} has no pilot.json: every run takes the preset's steps")
+    return TrainingPlan(steps=preset.run.training.steps, processes=2, pair_seconds=0.0, pairs=0)
 
 
 def _expected(kept: Kept, planned: TrainingPlan, arms: Sequence[str]) -> float:
@@ -239,7 +244,8 @@ def continue_one(stage: Stage, overrides: Sequence[str]) -> int:
     The model is that of seed 0; if this machine no longer has it, it is trained first.
     """
     kept = Kept(stage)
-    preset, planned = settings_of(stage, overrides), _planned(stage)
+    preset = settings_of(stage, overrides)
+    planned = _planned(stage, preset)
     name, folder = f"{PAIR[0]}-seed0", stage.work / "models"
     try:
         with alarm(stage.left):
