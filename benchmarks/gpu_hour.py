@@ -17,7 +17,8 @@ Then, on the GPU machine, with the repository and ``runs/gpu-hour-data``; ``OUT`
     python benchmarks/gpu_hour.py profile --records OUT --minutes 1
     python benchmarks/gpu_hour.py continue --records OUT --minutes 5
 
-Records of earlier calls are copied into OUT before a stage begins: ``train`` and ``continue`` read ``pilot.json``, and
+Records of earlier calls are copied into OUT before a stage begins: ``train`` and ``continue`` read the plan in
+``pilot.json``, without which they take the preset's steps, and
 ``train`` continues after the pairs in ``train.json``. Exit code 1 means that something failed or was skipped; the
 record names it. docs/performance.md has the complete commands and the duration of each stage.
 """

@@ -108,19 +108,6 @@ class Stage:
         sys.stdout.write(f"{time.monotonic() - self.began:6.1f} s  {message}\n")
         sys.stdout.flush()
 
-    def earlier(self, name: str) -> Record:
-        """The record of another stage.
-
-        Raises:
-            InputError: the record is missing.
-        """
-        if not self.record(name).is_file():
-            raise InputError(
-                f"--records {self.records} lacks {name}.json, which {self.name} reads; run the stage {name} before, or "
-                "copy its record there"
-            )
-        return Record.load(self.record(name))
-
 
 class Kept:
     """The finished pieces of a stage, stored in its record, after which it continues if it was killed."""

@@ -207,8 +207,8 @@ def _can_be_measured(stage: Stage, found: dict[str, Any] | None, runs: dict[str,
 
 def _planned(stage: Stage, preset: Preset) -> TrainingPlan:
     """The pilot's plan; without one, all steps of the preset, both runs of a pair side by side, begun at once."""
-    if stage.record("pilot").is_file():
-        return TrainingPlan(**stage.earlier("pilot").values["plan"])
+    if (pilot := stage.record("pilot")).is_file():
+        return TrainingPlan(**Record.load(pilot).values["plan"])
     stage.say(f"--records {stage.records} has no pilot.json: every run takes the preset's steps")
     return TrainingPlan(steps=preset.run.training.steps, processes=2, pair_seconds=0.0, pairs=0)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from antiphase.benchmarks.gpu_schemes import (
@@ -130,6 +131,27 @@ def models() -> list[list[str]]:
     for words, subject, baseline in MODELS:
         cells = [_row(rows, task=task, subject=subject, baseline=baseline) for task in tasks]
         found.append([names[subject.removesuffix(COMPILED)], words, *cells])
+    return found
+
+
+def pairs() -> list[list[str]]:
+    """Pairs of models trained on an H200: loss, and what a text's own beginning gains, by seed."""
+    compared = Record.load(RECORDS / "pairs/compare.json")
+    (losses,) = [entry for entry in compared.values["comparison"] if entry["metric"] == "held-out loss"]
+    gap = losses["differences"]["differential"]
+    found = [["", *(f"seed {seed}" for seed in compared.seeds), "mean"]]
+    for arm, words in (("softmax", "softmax"), ("differential", "V1")):
+        values = losses["arms"][arm]["values"]
+        found.append([f"held-out loss, {words}", *(f"{value:.3f}" for value in values),
+                      f"{losses['arms'][arm]['mean']:.3f}"])  # fmt: skip
+    low, high = gap["interval"]
+    found.append(["V1 minus softmax", *(f"{value:+.3f}" for value in gap["values"]),
+                  f"{gap['mean']:+.3f} (95 %: {low:+.3f} to {high:+.3f})"])  # fmt: skip
+    for arm, words in (("softmax", "softmax"), ("differential", "V1")):
+        records = [Record.load(RECORDS / f"pairs/long-context-{arm}-seed{seed}.json") for seed in compared.seeds]
+        gains = [record.values["tail"]["gain"] for record in records]
+        found.append([f"gain from the text's own beginning, {words}", *(f"{gain:.3f}" for gain in gains),
+                      f"{fmean(gains):.3f}"])  # fmt: skip
     return found
 
 

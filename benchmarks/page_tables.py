@@ -445,6 +445,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "gpu-decoding": gpu_tables.decoding,
     "gpu-models": gpu_tables.models,
     "gpu-profile": gpu_tables.profile,
+    "gpu-pairs": gpu_tables.pairs,
     "losses": operator_tables.losses,
     "loops": loops,
     "dependency": lambda: of_report("dependency", accuracies),

@@ -14,6 +14,7 @@ import pytest
 import torch
 import typer
 
+from antiphase.config import load_preset
 from antiphase.errors import InputError
 from antiphase.records import Record
 
@@ -122,9 +123,11 @@ def test_pieces_of_other_sizes_are_refused(stages, stage):
         stages.Kept(replace(stage, is_rehearsal=False))
 
 
-def test_a_stage_names_the_record_that_it_lacks(stage):
-    with pytest.raises(InputError, match=r"lacks pilot\.json, which train reads; run the stage pilot before"):
-        replace(stage, name="train").earlier("pilot")
+def test_without_a_pilot_every_run_takes_the_steps_of_the_preset(training, stage, capsys):
+    preset = load_preset("reproduce-gpu", data=["corpus.txt"])
+    found = training._planned(replace(stage, name="train"), preset)
+    assert (found.steps, found.processes, found.pair_seconds) == (1220, 2, 0.0)
+    assert "has no pilot.json: every run takes the preset's steps" in capsys.readouterr().out
 
 
 KILLED = """
@@ -238,11 +241,11 @@ def training():
 
 def test_a_shorter_run_keeps_the_shares_of_its_warm_up_and_evaluations(training):
     preset = training.load_preset(training.PRESET, data=["corpus.txt"])
-    whole, half = (training.run_of(preset, "differential", 3, steps=steps) for steps in (None, 305))
-    assert (whole.model.attention_type, whole.training.seed, whole.training.steps) == ("differential", 3, 610)
-    assert (half.training.steps, half.training.warmup_steps) == (305, 30)
-    assert (half.training.evaluate_every, half.training.checkpoint_every) == (61, 152)
-    assert training.run_of(preset, "differential", 3, steps=610) == whole
+    whole, half = (training.run_of(preset, "differential", 3, steps=steps) for steps in (None, 610))
+    assert (whole.model.attention_type, whole.training.seed, whole.training.steps) == ("differential", 3, 1220)
+    assert (half.training.steps, half.training.warmup_steps) == (610, 30)
+    assert (half.training.evaluate_every, half.training.checkpoint_every) == (122, 305)
+    assert training.run_of(preset, "differential", 3, steps=1220) == whole
 
 
 def test_every_measurement_is_a_command_that_exists(stages, stage):
