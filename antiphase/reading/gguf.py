@@ -17,9 +17,14 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from tokenizers import pre_tokenizers
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.integrations.gguf import gguf_tokenizer_mapping
-from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+from transformers.modeling_gguf_pytorch_utils import (
+    GGUF_SUPPORTED_ARCHITECTURES,
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
 
 from antiphase.errors import InputError, shown
 from antiphase.reading.files import reading
@@ -42,11 +47,8 @@ MOST_DIMENSIONS = 4
 """Of a tensor, by the format."""
 SIZES = ("_count", "_length", "_count_kv", "vocab_size")
 """Ends of keys that hold whole numbers."""
-LLAMA_TENSORS = re.compile(
-    r"token_embd\.weight|output(_norm)?\.weight|"
-    r"blk\.\d+\.(attn_norm|ffn_norm|attn_q|attn_k|attn_v|attn_output|ffn_gate|ffn_up|ffn_down)\.weight"
-)
-"""All that a Llama consists of; biases and experts would be left out without a word."""
+OF_EXPERTS = re.compile(r"_exps?\.")
+"""Tensors of all experts of a layer, whose parts transformers places by a rule of its own."""
 SCALES = ("rope.scaling.factor", "rope.scaling.attn_factor", "rope.scale_linear")
 """Ends of keys by which positions are scaled unless their value is 1."""
 SCALING_READ = ("gpt-oss",)
@@ -75,6 +77,8 @@ class GgufHeader:
     """Single values by key, and an ``Array`` for each array."""
     quantization: str | None
     """Type of most of the weights, such as ``Q4_1``; None if they are not quantized."""
+    tensors: Sequence[str]
+    """Their names."""
 
 
 def is_gguf(name: str) -> bool:
@@ -112,11 +116,6 @@ def read_header(name: str, flag: str) -> GgufHeader:
     _check_sizes(metadata, place)
     if architecture not in SCALING_READ:
         _check_positions(str(architecture), metadata, [name for name, *_ in tensors], place)
-    if architecture == "llama" and (foreign := [name for name, *_ in tensors if not LLAMA_TENSORS.fullmatch(name)]):
-        raise InputError(
-            f"{place} holds {foreign[0]}, for which a Llama read from a GGUF file has no place; give the model's "
-            "folder of safetensors"
-        )
     sizes: Counter[str] = Counter()
     for tensor, shape, code, offset in tensors:
         kind, stored = _stored(code, math.prod(shape), f"{place}: {tensor}")
@@ -127,7 +126,16 @@ def read_header(name: str, flag: str) -> GgufHeader:
             )
         sizes[kind] += math.prod(shape)
     most = sizes.most_common(1)[0][0] if sizes else None
-    return GgufHeader(metadata, None if most in WHOLE_NUMBERS else most)
+    names = [name for name, *_ in tensors]
+    return GgufHeader(metadata, None if most in WHOLE_NUMBERS else most, names)
+
+
+def left_out(model: PreTrainedModel, header: GgufHeader) -> list[str]:
+    """The file's tensors for which transformers has no place in the model, and which it leaves out without a word."""
+    architecture = header.metadata["general.architecture"]
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    placed = get_gguf_hf_weights_map(model, processor)
+    return [name for name in header.tensors if name not in placed and not OF_EXPERTS.search(name)]
 
 
 def _check_sizes(metadata: Mapping[str, Any], place: str) -> None:

@@ -20,7 +20,7 @@ from antiphase.errors import InputError, shown
 from antiphase.reading.failures import asking_hub, loading, usable_config
 from antiphase.reading.files import read_json
 from antiphase.reading.folders import WeightFiles, local_folder, weight_files
-from antiphase.reading.gguf import gguf_place, is_gguf, read_header
+from antiphase.reading.gguf import gguf_place, is_gguf, left_out, read_header
 from antiphase.reading.limits import check_depth, check_returned, check_special
 from antiphase.reading.tokenizers import check_tokenizer, load_tokenizer
 
@@ -121,6 +121,7 @@ def read_model(
     options: dict[str, Any] = {"dtype": dtype or "auto", "device_map": device_map}
     if is_gguf(name):  # dequantized in float32: in another format transformers warns of what it does not do here
         options |= {"dtype": "float32", "config": config}
+        _check_places(auto, config, name, flag)
     with loading(f"{flag} {name}: no {kind} could be loaded"):
         model = _read_weights(auto, name, f"{flag} {name}", whole, options)
     if is_gguf(name) and dtype is not None:
@@ -137,14 +138,37 @@ def _check_size(auto: Any, config: PreTrainedConfig, stored: WeightFiles, place:
     Raises:
         InputError: the configuration asks for far more than there is.
     """
-    with loading(f"{place}: its config.json cannot be used"), torch.device("meta"):
-        shell = auto.from_config(config, trust_remote_code=False)
+    shell = _shell(auto, config, f"{place}: its config.json cannot be used")
     asked = sum(weight.numel() for weight in shell.parameters())
     found = sum(math.prod(shape) for shape in stored.shapes.values())
     if asked > PACKED * (found + 1):
         raise InputError(
             f"{place} is no whole model: its config.json asks for {asked:,} weights, and its files hold {found:,}"
         )
+
+
+def _check_places(auto: Any, config: PreTrainedConfig, name: str, flag: str) -> None:
+    """Look for a place for every tensor of a GGUF file.
+
+    Raises:
+        InputError: the model of its configuration has none for one of them.
+    """
+    shell = _shell(auto, config, f"{flag} {name}: its header cannot be used")
+    if unread := left_out(shell, read_header(name, flag)):
+        raise InputError(
+            f"{flag} {name} holds {unread[0]}, for which {type(shell).__name__} read from a GGUF file has no place; "
+            "give the model's folder of safetensors"
+        )
+
+
+def _shell(auto: Any, config: PreTrainedConfig, failure: str) -> PreTrainedModel:
+    """The model of a configuration, without weights.
+
+    Raises:
+        InputError: it has none, which ``failure`` says.
+    """
+    with loading(failure), torch.device("meta"):
+        return auto.from_config(config, trust_remote_code=False)
 
 
 def _read_weights(auto: Any, name: str, place: str, whole: str, options: Mapping[str, Any]) -> PreTrainedModel:
@@ -171,7 +195,7 @@ def _read_weights(auto: Any, name: str, place: str, whole: str, options: Mapping
         place,
         whole=whole,
         missing=notes["missing_keys"],
-        surplus=notes["unexpected_keys"] if _is_own(model) else (),  # others may carry heads that this class has not
+        surplus=[key for key in notes["unexpected_keys"] if _is_own(model) or _is_of_a_layer(model, key)],
         misshapen={key: (found, expected) for key, found, expected in notes["mismatched_keys"]},
         broken=(key for key, weight in model.named_parameters() if not is_finite(weight)),
     )
@@ -181,6 +205,17 @@ def _read_weights(auto: Any, name: str, place: str, whole: str, options: Mapping
 def _is_no_report(line: logging.LogRecord) -> bool:
     """Not the list of what a checkpoint lacks: here that is an error, told in one sentence."""
     return "LOAD REPORT" not in line.getMessage()
+
+
+def _is_of_a_layer(model: PreTrainedModel, key: str) -> bool:
+    """Whether a surplus tensor is a bias, or the like, of a layer that the configuration makes without it.
+
+    What else a checkpoint of another package has too many may be a head that the model's class has not.
+    """
+    place, _, leaf = key.rpartition(".")
+    layers = dict(model.named_modules())
+    named = (place, f"{model.base_model_prefix}.{place}")
+    return any(leaf in layers[name]._parameters for name in named if name in layers)
 
 
 def _is_own(model: PreTrainedModel) -> bool:

@@ -171,7 +171,12 @@ def test_what_a_reader_would_leave_out_is_refused(refused, tmp_path, text_tokeni
         r"^antiphase: SOURCE a\.gguf holds a model of the architecture 'dbrx', which cannot .*llama", "convert a.gguf b"
     )
     write_gguf(tmp_path / "a.gguf", model, text_tokenizer, more=["blk.0.attn_q.bias"])
-    refused(r"SOURCE a\.gguf holds blk\.0\.attn_q\.bias, for which a Llama .* safetensors", "convert a.gguf b")
+    refused(r"SOURCE a\.gguf holds blk\.0\.attn_q\.bias, for which LlamaForC.* safetensors", "convert a.gguf b")
+    norm = "blk.1.attn_q_norm.weight"
+    write_gguf(
+        tmp_path / "a.gguf", llama(len(text_tokenizer), kind="qwen2"), text_tokenizer, architecture="qwen2", more=[norm]
+    )
+    refused(rf"SOURCE a\.gguf holds {norm}, for which Qwen2ForCausalLM .* has no place; give", "convert a.gguf b")
     refused(r"MODEL none\.gguf: there is no such file; check the path", "probe none.gguf --data a --output b")
     refused(r"--dtype must be one of float32, .*, got 'int3'", "convert a.gguf b --dtype int3")
 

@@ -6,7 +6,15 @@ import re
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import BertConfig, BertForMaskedLM, BertForTokenClassification, BertModel, RobertaModel
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForTokenClassification,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RobertaModel,
+)
 
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
@@ -108,6 +116,24 @@ def test_the_first_missing_tensor_is_named_and_the_others_are_counted(damaged):
             del tensors[name]
 
     assert damaged(change) == "it has no weights for model.layers.1.input_layernorm.weight and 13 more"
+
+
+@pytest.mark.parametrize("base", [False, True])
+def test_a_bias_that_the_configuration_of_another_package_leaves_out_is_reported(tmp_path, base):
+    """Without it another function would be computed; a head that the class has not is no part of what is computed."""
+    config = LlamaConfig(
+        vocab_size=280, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=8,
+        attention_bias=True, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    (model.model if base else model).save_pretrained(tmp_path)
+    train_tokenizer(["a word and another word, and a third one"] * 9, 280).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file(tensors | {"score.weight": torch.zeros(2, 32)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    load_model(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({**config.to_dict(), "attention_bias": False}))
+    with pytest.raises(InputError, match=r"no place for (model\.)?layers\.0\.self_attn\.k_proj\.bias and 7 more$"):
+        load_model(str(tmp_path))
 
 
 def test_weights_that_the_configuration_leaves_out_are_reported(saved):
