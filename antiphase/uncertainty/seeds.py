@@ -209,7 +209,13 @@ def _weights(count: int, drawn: int) -> Array:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's (1979) adjusted p-values in the order of the tests, which control the family-wise error rate."""
+    """Holm's (1979) adjusted p-values in the order of the tests, which control the family-wise error rate.
+
+    Raises:
+        ValueError: one of them is NaN, so there is no order.
+    """
+    if any(map(math.isnan, p_values)):
+        raise ValueError("a p-value is NaN; leave a test without one out")
     adjusted, largest = [0.0] * len(p_values), 0.0
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda place: p_values[place])):
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))

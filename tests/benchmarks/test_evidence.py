@@ -320,6 +320,15 @@ def test_a_difference_that_is_detectable_is_seen_four_times_in_five():
     assert stats.nct.sf(critical, 5, effect.detectable / effect.spread * 6**0.5) == pytest.approx(0.8, abs=0.03)
 
 
+@pytest.mark.parametrize("alpha", [0.05, 0.05 / 6])
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_what_is_called_detectable_is_found_four_times_in_five_by_drawing(seeds, alpha):
+    size = effects.detectable_size(1 / seeds, seeds - 1, alpha)
+    draws = np.random.default_rng(0).normal(size, 1.0, (100_000, seeds))
+    found = (stats.ttest_1samp(draws, 0, axis=1).pvalue < alpha) & (draws.mean(1) > 0)
+    assert found.mean() == pytest.approx(0.8, abs=0.005)
+
+
 def test_text_narrows_no_interval():
     """Seeds that differ as much as blocks of text do: the sum of both has more degrees of freedom than three seeds."""
     runs = made(lambda levels: 4.0, seeds=3, seed_noise=0.1, generator=np.random.default_rng(2))
@@ -339,7 +348,7 @@ def test_the_power_of_a_study_is_the_spread_of_its_differences(monkeypatch):
     assert rows[1][:4] == ["s", "V1 against softmax: with norm, start a", "3", f"{difference.std(ddof=1):.2g}"]
     assert len(rows) == 5
     tables_of(monkeypatch, {"s": {"factors": FACTORS}}, [run for run in runs if run["seed"] == 0])
-    assert tables.power({"s": "attention"})[1][2:] == ["1", "–", "–"]
+    assert tables.power({"s": "attention"})[1][2:] == ["1", "–", "–", "–"]
 
 
 def test_a_diverged_run_is_named_and_its_seed_left_out_of_effects_that_need_it(monkeypatch):

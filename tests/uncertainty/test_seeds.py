@@ -161,6 +161,8 @@ def test_holm_is_its_definition_and_keeps_the_order():
     assert holm([0.02, 0.5, 0.01, 0.03]) == pytest.approx([0.06, 0.5, 0.04, 0.06])
     assert holm([]) == []
     assert holm([0.9, 0.8]) == [1.0, 1.0]
+    with pytest.raises(ValueError, match="a p-value is NaN"):
+        holm([0.01, float("nan"), 0.03])
 
 
 def test_holm_keeps_the_whole_family_at_five_per_cent():
