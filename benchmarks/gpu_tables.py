@@ -27,6 +27,7 @@ from antiphase.benchmarks.model import SOFTMAX as SOFTMAX_MODEL
 from antiphase.benchmarks.schemes import Scheme
 from antiphase.records import Record
 from antiphase.report.benchmarks import ratio_text
+from antiphase.uncertainty.seeds import seeds_interval
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs/records/gpu-h200"
 BOTH = "forward + backward"
@@ -135,24 +136,36 @@ def models() -> list[list[str]]:
 
 
 def pairs() -> list[list[str]]:
-    """Pairs of models trained on an H200: loss, and what a text's own beginning gains, by seed."""
+    """Pairs of models trained on an H200: loss, and what they gain from context, by seed."""
     compared = Record.load(RECORDS / "pairs/compare.json")
     (losses,) = [entry for entry in compared.values["comparison"] if entry["metric"] == "held-out loss"]
-    gap = losses["differences"]["differential"]
-    found = [["", *(f"seed {seed}" for seed in compared.seeds), "mean"]]
-    for arm, words in (("softmax", "softmax"), ("differential", "V1")):
-        values = losses["arms"][arm]["values"]
-        found.append([f"held-out loss, {words}", *(f"{value:.3f}" for value in values),
-                      f"{losses['arms'][arm]['mean']:.3f}"])  # fmt: skip
-    low, high = gap["interval"]
-    found.append(["V1 minus softmax", *(f"{value:+.3f}" for value in gap["values"]),
-                  f"{gap['mean']:+.3f} (95 %: {low:+.3f} to {high:+.3f})"])  # fmt: skip
-    for arm, words in (("softmax", "softmax"), ("differential", "V1")):
-        records = [Record.load(RECORDS / f"pairs/long-context-{arm}-seed{seed}.json") for seed in compared.seeds]
-        gains = [record.values["tail"]["gain"] for record in records]
-        found.append([f"gain from the text's own beginning, {words}", *(f"{gain:.3f}" for gain in gains),
-                      f"{fmean(gains):.3f}"])  # fmt: skip
+    arms = {"softmax": "softmax", "differential": "V1"}
+    tails = {
+        arm: [Record.load(RECORDS / f"pairs/long-context-{arm}-seed{seed}.json").values["tail"]
+              for seed in compared.seeds] for arm in arms
+    }  # fmt: skip
+    measures = {"held-out loss": {arm: losses["arms"][arm]["values"] for arm in arms}} | {
+        words: {arm: [tail[name] for tail in tails[arm]] for arm in arms}
+        for words, name in (("gain from more than 128 tokens of context", "context_gain"),
+                            ("own beginning against another text's", "gain"))
+    }  # fmt: skip
+    found = [["nats per token", *(f"seed {seed}" for seed in compared.seeds), "mean"]]
+    for words, values in measures.items():
+        for arm, name in arms.items():
+            found.append([f"{words}, {name}", *(f"{value:.3f}" for value in values[arm]), f"{fmean(values[arm]):.3f}"])
+        differences = [two - one for one, two in zip(*values.values(), strict=True)]
+        low, high = (
+            _ends(differences) if words != "held-out loss" else losses["differences"]["differential"]["interval"]
+        )
+        found.append(["V1 minus softmax", *(f"{value:+.3f}" for value in differences),
+                      f"{fmean(differences):+.3f} (95 %: {low:+.3f} to {high:+.3f})"])  # fmt: skip
     return found
+
+
+def _ends(differences: Sequence[float]) -> tuple[float, float]:
+    interval = seeds_interval(differences)
+    assert interval is not None
+    return interval.low, interval.high
 
 
 KINDS = {

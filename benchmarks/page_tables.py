@@ -37,12 +37,15 @@ from antiphase.baselines.commands.translate.measure import summaries as translat
 from antiphase.baselines.studies.dependency.presentation import accuracies
 from antiphase.baselines.studies.gradients.presentation import gradient_ratios
 from antiphase.baselines.studies.throughput.presentation import speed_ratios
-from antiphase.records import Record
+from antiphase.records import Record, finite
 from antiphase.report.benchmarks import conditions, ratio_text
 from antiphase.report.tables import Table
 from antiphase.studies.compare.shown import shown
 from antiphase.studies.compare.tables import headline
+from antiphase.studies.registered_claims import UNREGISTERED, Registration
 from antiphase.studies.reproduce import presentation as reproduction
+from antiphase.studies.reproduce.judging import judge_all
+from antiphase.studies.reproduce.readings import Found
 from antiphase.studies.tune import Tune
 from antiphase.studies.tune.presentation import end_of, threshold_of
 
@@ -410,6 +413,22 @@ def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[st
     return [[column.name for column in made.columns], *made.text()]
 
 
+def judged_again(make: Callable[[Record], Table | None]) -> list[list[str]]:
+    """A table of the reproduction, its claims judged anew from the records of its parts by today's intervals."""
+    whole = record("reproduce/reproduce")
+    parts = {part: [record(f"reproduce/{name}") for name in names] for part, names in whole.values["parts"].items()}
+    before = reproduction.claims_of(whole)
+    registration = Registration(
+        whole.config["registered"]["sha256"], whole.config["registered"]["written"],
+        whole.config["registered"]["primary"], [one.claim for one in before if one.verdict != UNREGISTERED],
+    )  # fmt: skip
+    missing = {one.part: one.reason or "" for one in before if one.part not in parts}
+    judged = judge_all(Found.of(parts), missing, registration)
+    made = make(replace(whole, values={**whole.values, "claims": finite([one.describe() for one in judged])}))
+    assert made is not None, "claims"
+    return [[column.name for column in made.columns], *made.text()]
+
+
 def share_and_interval(row: ClassifierMean) -> str:
     """For example ``90.2 [89.0–91.4]``."""
     low, high = (f"{100 * bound:.1f}" for bound in row.interval)
@@ -458,8 +477,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "demo-learning-rates": lambda: learning_rates("demo-learning-rate"),
     "tiny-learning-rates-today": lambda: learning_rates("reproduce-tiny-rates"),
     "tiny-learning-rates-longer": lambda: learning_rates("reproduce-tiny-longer"),
-    "claims": lambda: of_report("reproduce/reproduce", reproduction.claims),
-    "claims-beside": lambda: of_report("reproduce/reproduce", reproduction.published),
+    "claims": lambda: judged_again(reproduction.claims),
+    "claims-beside": lambda: judged_again(reproduction.published),
     "pairs-by-seed": pairs_by_seed,
     **evidence_tables.TABLES,
     "attack": attack_tables.parts,
