@@ -26,6 +26,7 @@ import evidence_tables
 import gpu_tables
 import operator_tables
 import real_model_tables
+import reproduction_tables
 import suites_tables
 from operator_tables import RATIO_HEAD, SHORT
 
@@ -37,15 +38,11 @@ from antiphase.baselines.commands.translate.measure import summaries as translat
 from antiphase.baselines.studies.dependency.presentation import accuracies
 from antiphase.baselines.studies.gradients.presentation import gradient_ratios
 from antiphase.baselines.studies.throughput.presentation import speed_ratios
-from antiphase.records import Record, finite
+from antiphase.records import Record
 from antiphase.report.benchmarks import conditions, ratio_text
 from antiphase.report.tables import Table
 from antiphase.studies.compare.shown import shown
 from antiphase.studies.compare.tables import headline
-from antiphase.studies.registered_claims import UNREGISTERED, Registration
-from antiphase.studies.reproduce import presentation as reproduction
-from antiphase.studies.reproduce.judging import judge_all
-from antiphase.studies.reproduce.readings import Found
 from antiphase.studies.tune import Tune
 from antiphase.studies.tune.presentation import end_of, threshold_of
 
@@ -291,31 +288,6 @@ def kernels() -> list[list[str]]:
     return [head, *([*key, used[80], used[90]] for key, used in found.items())]
 
 
-def pairs_by_seed() -> list[list[str]]:
-    """What each pair of the reproduction learned, softmax / differential."""
-    compared = record("reproduce/compare")
-    metrics = {entry["metric"]: entry["arms"] for entry in compared.values["comparison"]}
-    head = ["seed", "held-out loss, nats per token", "first question, as in training", "passes 50 % at step",
-            "four needles, as evaluated", "16 labelled words"]  # fmt: skip
-    found = [head]
-    for place, seed in enumerate(compared.seeds):
-        needles = record(f"reproduce/needles/seed{seed}").values["summary"]
-        cells: list[list[str]] = []
-        for arm in ("softmax", "differential"):
-            values = {name: arms[arm]["values"][place] for name, arms in metrics.items()}
-            (whole,) = [row for row in needles if row["arm"].startswith(arm) and row["trained"]
-                        and row["needles"] == 4 and row["depth"] is None]  # fmt: skip
-            tasks = record(f"reproduce/many-shot/{arm}-seed{seed}").values["tasks"].values()
-            shots = statistics.fmean(task["rows"][-1]["accuracy"] for task in tasks)
-            steps = values["steps to 50 % accuracy"]
-            cells.append([
-                f"{values['held-out loss']:.3f}", f"{100 * values['first-query accuracy']:.0f} %",
-                "–" if steps is None else f"{steps:,}", f"{100 * whole['accuracy']:.0f} %", f"{100 * shots:.0f} %",
-            ])  # fmt: skip
-        found.append([str(seed), *(" / ".join(pair) for pair in zip(*cells, strict=True))])
-    return found
-
-
 def learning_rates(name: str) -> list[list[str]]:
     """Every arm at every learning rate of a grid: first-query accuracy, its range over several seeds, held-out loss.
 
@@ -413,22 +385,6 @@ def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[st
     return [[column.name for column in made.columns], *made.text()]
 
 
-def judged_again(make: Callable[[Record], Table | None]) -> list[list[str]]:
-    """A table of the reproduction, its claims judged anew from the records of its parts by today's intervals."""
-    whole = record("reproduce/reproduce")
-    parts = {part: [record(f"reproduce/{name}") for name in names] for part, names in whole.values["parts"].items()}
-    before = reproduction.claims_of(whole)
-    registration = Registration(
-        whole.config["registered"]["sha256"], whole.config["registered"]["written"],
-        whole.config["registered"]["primary"], [one.claim for one in before if one.verdict != UNREGISTERED],
-    )  # fmt: skip
-    missing = {one.part: one.reason or "" for one in before if one.part not in parts}
-    judged = judge_all(Found.of(parts), missing, registration)
-    made = make(replace(whole, values={**whole.values, "claims": finite([one.describe() for one in judged])}))
-    assert made is not None, "claims"
-    return [[column.name for column in made.columns], *made.text()]
-
-
 def share_and_interval(row: ClassifierMean) -> str:
     """For example ``90.2 [89.0–91.4]``."""
     low, high = (f"{100 * bound:.1f}" for bound in row.interval)
@@ -477,9 +433,9 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "demo-learning-rates": lambda: learning_rates("demo-learning-rate"),
     "tiny-learning-rates-today": lambda: learning_rates("reproduce-tiny-rates"),
     "tiny-learning-rates-longer": lambda: learning_rates("reproduce-tiny-longer"),
-    "claims": lambda: judged_again(reproduction.claims),
-    "claims-beside": lambda: judged_again(reproduction.published),
-    "pairs-by-seed": pairs_by_seed,
+    "claims": reproduction_tables.claims,
+    "claims-beside": reproduction_tables.published,
+    "pairs-by-seed": reproduction_tables.pairs_by_seed,
     **evidence_tables.TABLES,
     "attack": attack_tables.parts,
     "targets": attack_tables.targets,
