@@ -43,9 +43,13 @@ COMPILED = ", compiled"
 PAIRS = ((OURS, SOFTMAX), (OURS_V2, SOFTMAX), (OURS, LLAMA), (OURS, DIFFLLAMA), (DIFFLLAMA, LLAMA))
 PAIRS_ON_GPU = (*PAIRS, (OURS, SOFTMAX_ON_FLASH), (OURS_V2, SOFTMAX_ON_FLASH))
 PAIRS_ON_CPU = ((OURS, SOFTMAX_ON_SDPA), (OURS_V2, SOFTMAX_ON_SDPA), (LLAMA_ON_OURS, LLAMA), *PAIRS)
-COMPILED_PAIRS = tuple(
+COMPILED_STEPS = tuple(
     (one + COMPILED, other + COMPILED) for one in (OURS, OURS_V2) for other in (SOFTMAX, SOFTMAX_ON_FLASH)
 )
+COMPILED_DECODING = tuple(pair for pair in COMPILED_STEPS if pair[1] == SOFTMAX + COMPILED)
+"""A cache of fixed size needs a mask, which FlashAttention-2 cannot take."""
+WITHOUT_MASK = {"full_attention": None}
+"""Masks of a compiled model. Left to transformers, PyTorch before 2.14 would form one of all pairs."""
 SIZES: dict[str, Any] = {
     "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 682, "num_hidden_layers": 6, "num_attention_heads": 8,
     "tie_word_embeddings": True,
@@ -159,14 +163,16 @@ class _Comparison:
     def run(self, models: Mapping[str, PreTrainedModel], generator: torch.Generator) -> None:
         """Run all tasks at all lengths."""
         setting, pairs = self.setting, self.setting.pairs
-        compared = {name.removesuffix(COMPILED) for pair in COMPILED_PAIRS for name in pair}
-        ours = {name: model for name, model in models.items() if setting.is_compiled and name in compared}
+        ours, decoded = (
+            {name: model for name, model in models.items() if setting.is_compiled and name + COMPILED in sum(pairs, ())}
+            for pairs in (COMPILED_STEPS, COMPILED_DECODING)
+        )
         for length in setting.lengths:
             ids = self._tokens(setting.tokens // length, length, generator)
             self._add("training step", length, partial(_steps, models, ids, setting), pairs)
             if ours:
                 steps = partial(_steps, ours, ids, setting, is_compiled=True)
-                self._add("training step", length, steps, COMPILED_PAIRS)
+                self._add("training step", length, steps, COMPILED_STEPS)
         if setting.is_half:
             for model in models.values():
                 model.to(torch.bfloat16)
@@ -175,19 +181,19 @@ class _Comparison:
             for task, way in (("prefill", _prefill), ("tokens generated", decoding)):
                 self._add(task, length, partial(_calls, way, models, prompt), pairs)
             if ours:
-                ways = partial(_calls, compiled_decoding, ours, prompt, COMPILED)
-                self._add("tokens generated", length, ways, COMPILED_PAIRS)
+                ways = partial(_calls, compiled_decoding, decoded, prompt, COMPILED)
+                self._add("tokens generated", length, ways, COMPILED_DECODING)
 
     def _tokens(self, count: int, length: int, generator: torch.Generator) -> torch.Tensor:
         return torch.randint(0, self.setting.sizes["vocab_size"], (count, length), generator=generator).to(self.device)
 
     def _add(self, task: str, length: int, make: Make, pairs: Sequence[tuple[str, str]]) -> None:
-        name = f"{task}, {length:,} tokens{COMPILED if pairs is COMPILED_PAIRS else ''}"
+        name = f"{task}, {length:,} tokens{COMPILED if _are_compiled(pairs) else ''}"
         self.rows += self.done.rows(name, partial(self._timed, task, length, make, pairs))
 
     def _timed(self, task: str, length: int, make: Make, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
         self.say(f"timing {task}, {length:,} tokens")
-        with fresh_compiler() if pairs is COMPILED_PAIRS else nullcontext():
+        with fresh_compiler() if _are_compiled(pairs) else nullcontext():
             times = paired_times(
                 make(), rounds=self.rounds, seconds=self.seconds, warm_up=3 if self.setting.is_compiled else 1,
                 device=self.device,
@@ -199,15 +205,20 @@ class _Comparison:
         return [{**about, **ratios(times, one, other)} for one, other in pairs]
 
 
+def _are_compiled(pairs: Sequence[tuple[str, str]]) -> bool:
+    return all(name.endswith(COMPILED) for pair in pairs for name in pair)
+
+
 def _steps(
     models: Mapping[str, PreTrainedModel], ids: torch.Tensor, setting: Setting, *, is_compiled: bool = False
 ) -> dict[str, Callable[[], object]]:
     """A training step of each model by name."""
-    return {
-        name + COMPILED * is_compiled: _on_its_backend(
-            name, training_step(compiled(model) if is_compiled else model, ids, is_half=setting.is_half)
-        ) for name, model in models.items()
-    }  # fmt: skip
+    found = {}
+    for name, model in models.items():
+        made, masks = (compiled(model), WITHOUT_MASK) if is_compiled else (model, None)
+        step = training_step(made, ids, is_half=setting.is_half, masks=masks)
+        found[name + COMPILED * is_compiled] = _on_its_backend(name, step)
+    return found
 
 
 def _calls(
@@ -277,7 +288,9 @@ def fresh_compiler() -> Iterator[None]:
         torch._dynamo.reset()
 
 
-def training_step(model: Any, ids: torch.Tensor, *, is_half: bool) -> Callable[[], torch.Tensor]:
+def training_step(
+    model: Any, ids: torch.Tensor, *, is_half: bool, masks: Mapping[str, None] | None = None
+) -> Callable[[], torch.Tensor]:
     """A repeatable training step (forward, backward and AdamW) that returns the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
@@ -285,7 +298,7 @@ def training_step(model: Any, ids: torch.Tensor, *, is_half: bool) -> Callable[[
         model.train()
         # around the forward pass of a single step, because autocast keeps its copies of weights until it ends
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=is_half):
-            loss: torch.Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+            loss: torch.Tensor = model(input_ids=ids, attention_mask=masks, labels=ids, use_cache=False).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

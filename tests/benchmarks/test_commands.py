@@ -155,15 +155,35 @@ def tiny(monkeypatch):
 
 def test_model_in_half_precision_and_compiled(tiny):
     rows = model.benchmark_model(quick=False).values["rows"]
-    counts = [len(model.PAIRS_ON_GPU), len(model.COMPILED_PAIRS)]
+    count, steps, decoding = len(model.PAIRS_ON_GPU), len(model.COMPILED_STEPS), len(model.COMPILED_DECODING)
     assert [(row["task"], row["length"]) for row in rows] == [
-        *[("training step", length) for length in TINY.lengths for _ in range(sum(counts))],
+        *[("training step", length) for length in TINY.lengths for _ in range(count + steps)],
         *[(task, length) for length in TINY.lengths
-          for task, count in (("prefill", counts[0]), ("tokens generated", sum(counts))) for _ in range(count)],
+          for task, rows in (("prefill", count), ("tokens generated", count + decoding)) for _ in range(rows)],
     ]  # fmt: skip
     assert {row["dtype"] for row in rows} == {"bfloat16"}
     compiled = [(row["subject"], row["baseline"]) for row in rows if row["subject"].endswith(model.COMPILED)]
-    assert compiled == 4 * list(model.COMPILED_PAIRS)
+    assert compiled == 2 * list(model.COMPILED_STEPS) + 2 * list(model.COMPILED_DECODING)
+
+
+def test_a_compiled_step_has_no_mask_of_all_pairs(tiny):
+    """FlashAttention-2, with which the compiled softmax model is timed too, cannot take one."""
+    masks = []
+
+    def look(graph, inputs):
+        found = [node for node in graph.graph.nodes if "scaled_dot_product_attention" in str(node.target)]
+        masks.extend((node.kwargs["attn_mask"], node.kwargs["is_causal"]) for node in found)
+        return graph.forward
+
+    softmax = tiny[model.SOFTMAX]
+    softmax.set_attn_implementation("sdpa")
+    ids = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(0))
+    built = torch.compile(softmax, backend=look, dynamic=False)
+    given = model.training_step(built, ids, is_half=True, masks=model.WITHOUT_MASK)().item()
+    assert masks == [(None, True)] * softmax.config.num_hidden_layers
+    torch._dynamo.reset()
+    softmax = model.models_of(0, TINY, "cpu")[model.SOFTMAX]
+    assert given == pytest.approx(model.training_step(softmax, ids, is_half=True)().item(), rel=1e-3)
 
 
 def test_steps_in_half_precision_learn(tiny):
