@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,7 +22,7 @@ from antiphase.benchmarks.gpu_schemes import (
     FUSED,
     FUSED_V2,
 )
-from antiphase.benchmarks.model import COMPILED, DIFFLLAMA, LLAMA, OURS, OURS_V2
+from antiphase.benchmarks.model import COMPILED, DIFFLLAMA, LLAMA, OURS, OURS_V2, SOFTMAX_ON_FLASH
 from antiphase.benchmarks.model import SOFTMAX as SOFTMAX_MODEL
 from antiphase.benchmarks.schemes import Scheme
 from antiphase.records import Record
@@ -43,10 +43,12 @@ OPERATOR = (
 )
 """Compared with, subject, baseline, target."""
 MODELS = (
+    ("softmax on flash attention", OURS, SOFTMAX_ON_FLASH),
     ("softmax", OURS, SOFTMAX_MODEL),
     ("softmax, both compiled", OURS + COMPILED, SOFTMAX_MODEL + COMPILED),
     ("Llama", OURS, LLAMA),
     ("DiffLlama", OURS, DIFFLLAMA),
+    ("softmax on flash attention", OURS_V2, SOFTMAX_ON_FLASH),
     ("softmax", OURS_V2, SOFTMAX_MODEL),
     ("softmax, both compiled", OURS_V2 + COMPILED, SOFTMAX_MODEL + COMPILED),
 )
@@ -65,16 +67,23 @@ def _row(rows: Sequence[dict[str, Any]], **wanted: Any) -> str:
     return ratio_text(found[0]) if found else "–"
 
 
-def _operator_rows() -> list[dict[str, Any]]:
-    """Every comparison, of the newest code that it was made with: calls were made cheaper to launch in between."""
-    newer = Record.load(RECORDS / "attention-launches.json").values["pieces"]
-    rows = [row for piece in newer.values() if isinstance(piece, dict) for row in piece["rows"]]
-    return [*rows, *Record.load(RECORDS / "attention.json").values["rows"]]
+def rows_of(pieces: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The comparisons among the pieces of a stage, which also hold checks and rates."""
+    lists = [piece["rows"] if isinstance(piece, dict) else piece for piece in pieces.values()]
+    return [row for rows in lists if isinstance(rows, list) for row in rows if "ratio" in row]
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    """The comparisons of a benchmark that measured some of its pieces, and then of the complete one before it: calls
+    were made cheaper to launch in between.
+    """
+    newer = Record.load(RECORDS / f"{name}-launches.json").values["pieces"]
+    return [*rows_of(newer), *Record.load(RECORDS / f"{name}.json").values["rows"]]
 
 
 def operator() -> list[list[str]]:
     """Forward + backward in bf16 on an H200, divided by the time of alternatives."""
-    rows = _operator_rows()
+    rows = _rows("attention")
     found = [["forward + backward, bf16, d = 64", "divided by", "N = 4,096", "N = 16,384", "multiply-adds", "target"]]
     for words, subject, baseline, target in OPERATOR:
         wanted = {"task": BOTH, "dtype": "bfloat16", "width": 64, "subject": subject.name, "baseline": baseline.name}
@@ -86,7 +95,7 @@ def operator() -> list[list[str]]:
 
 def other_calls() -> list[list[str]]:
     """Forward, wide heads and fp32 on an H200."""
-    rows = _operator_rows()
+    rows = _rows("attention")
     half = {"dtype": "bfloat16", "width": 64}
     calls: list[tuple[str, dict[str, Any]]] = [
         ("forward, N = 4,096", {**half, "task": "forward", "length": 4096}),
@@ -110,22 +119,33 @@ def _short(scheme: Scheme) -> str:
 
 def decoding() -> list[list[str]]:
     """One query over a cache in bf16 on an H200, divided by the time of alternatives."""
-    cases = [(4096, 64), (16384, 64), (4096, 1)]
-    rows = _operator_rows()
+    return _decoding("decoding", "decode", _rows("attention"), [(4096, 64), (16384, 64), (4096, 1)])
+
+
+def graphs() -> list[list[str]]:
+    """The same in a CUDA graph, which leaves out the time to launch kernels."""
+    rows = Record.load(RECORDS / "attention-graphs.json").values["rows"]
+    cases = [(4096, 64), (16384, 64), (4096, 1), (16384, 1)]
+    return _decoding("decoding in a CUDA graph", "decode in a CUDA graph", rows, cases)
+
+
+def _decoding(
+    words: str, task: str, rows: Sequence[dict[str, Any]], cases: Sequence[tuple[int, int]]
+) -> list[list[str]]:
     sizes = [f"{length:,} keys, {batch} sequence{'s' * (batch > 1)}" for length, batch in cases]
-    found = [["decoding, bf16, d = 64", "divided by", *sizes, "target"]]
-    for words, subject, baseline, target in DECODING:
+    found = [[f"{words}, bf16, d = 64", "divided by", *sizes, "target"]]
+    for other, subject, baseline, target in DECODING:
         cells = [
-            _row(rows, task="decode", length=length, batch=batch, subject=subject.name, baseline=baseline.name)
+            _row(rows, task=task, length=length, batch=batch, subject=subject.name, baseline=baseline.name)
             for length, batch in cases
         ]
-        found.append([subject.name, words, *cells, target])
+        found.append([subject.name, other, *cells, target])
     return found
 
 
 def models() -> list[list[str]]:
     """Models of 110M parameters on an H200, divided by others."""
-    rows = Record.load(RECORDS / "model.json").values["rows"]
+    rows = _rows("model")
     tasks = ("training step", "prefill", "tokens generated")
     found = [["110M parameters, maps of 64, N = 4,096", "divided by", *tasks]]
     names = {OURS: "V1", OURS_V2: "V2"}
@@ -159,6 +179,30 @@ def pairs() -> list[list[str]]:
         )
         found.append(["V1 minus softmax", *(f"{value:+.3f}" for value in differences),
                       f"{fmean(differences):+.3f} (95 %: {low:+.3f} to {high:+.3f})"])  # fmt: skip
+    return found
+
+
+CONTROLS = {"softmax-norm": "softmax with V1's head norm", "softmax-6e-3": "softmax at twice the learning rate"}
+
+
+def controls() -> list[list[str]]:
+    """Held-out loss of further softmax models of the same seeds and batches, and what the pairs' arms differ from it."""
+    pairs, others = (Record.load(RECORDS / f"pairs/{name}.json") for name in ("compare", "norm-and-rate"))
+    assert pairs.seeds == others.seeds
+    losses = {
+        arm: values["values"] for record in (pairs, others) for entry in record.values["comparison"]
+        if entry["metric"] == "held-out loss" for arm, values in entry["arms"].items()
+    }  # fmt: skip
+    found = [["held-out loss, nats per token", *(f"seed {seed}" for seed in pairs.seeds), "mean",
+              "minus softmax (95 %)", "V1 minus it (95 %)"]]  # fmt: skip
+    for arm, name in CONTROLS.items():
+        cells = []
+        for one, other in ((arm, "softmax"), ("differential", arm)):
+            differences = [left - right for left, right in zip(losses[one], losses[other], strict=True)]
+            low, high = _ends(differences)
+            cells.append(f"{fmean(differences):+.3f} ({low:+.3f} to {high:+.3f})")
+        values = losses[arm]
+        found.append([name, *(f"{value:.3f}" for value in values), f"{fmean(values):.3f}", *cells])
     return found
 
 

@@ -179,11 +179,13 @@ def test_every_time_ratio_on_a_page_stands_in_a_record(page):
     from antiphase.records import Record
     from antiphase.report.benchmarks import ratio_text
 
-    names = *(f"benchmark-{name}" for name in ("attention", "model", "losses")), "gpu-h200/attention", "gpu-h200/model"
+    names = [f"benchmark-{name}" for name in ("attention", "model", "losses")]
+    names += [f"gpu-h200/{name}" for name in ("attention", "attention-graphs", "model")]
     records = [Record.load(ROOT / f"docs/records/{name}.json") for name in names]
     rows = [row for record in records for row in (*record.values["rows"], *record.values.get("conditions", []))]
-    launches = Record.load(ROOT / "docs/records/gpu-h200/attention-launches.json").values["pieces"]
-    rows += [row for piece in launches.values() if isinstance(piece, dict) for row in piece["rows"]]
+    rows_of = runpy.run_path(str(ROOT / "benchmarks" / "gpu_tables.py"))["rows_of"]
+    for name in ("attention-launches", "model-launches"):
+        rows += rows_of(Record.load(ROOT / f"docs/records/gpu-h200/{name}.json").values["pieces"])
     known = {ratio_text(row) for row in rows}
     found = RATIO.findall((ROOT / page).read_text(encoding="utf-8"))
     assert len(found) > 20
@@ -191,7 +193,7 @@ def test_every_time_ratio_on_a_page_stands_in_a_record(page):
 
 
 @pytest.mark.parametrize(("page", "tables"), [
-    ("README.md", 3), ("docs/performance.md", 17), ("docs/calibration.md", 5), ("docs/results.md", 6),
+    ("README.md", 3), ("docs/performance.md", 18), ("docs/calibration.md", 5), ("docs/results.md", 7),
     ("docs/reproduction.md", 5), ("docs/line.md", 6), ("docs/reliability.md", 4), ("docs/huggingface.md", 1),
     ("docs/why.md", 31), ("docs/cluster.md", 2), ("docs/real-model.md", 10),
 ])  # fmt: skip
