@@ -186,7 +186,7 @@ CONTROLS = {"softmax-norm": "softmax with V1's head norm", "softmax-6e-3": "soft
 
 
 def controls() -> list[list[str]]:
-    """Held-out loss of further softmax models of the same seeds and batches, and what the pairs' arms differ from it."""
+    """Held-out loss of further softmax models of the same seeds and batches, and how they and V1 differ."""
     pairs, others = (Record.load(RECORDS / f"pairs/{name}.json") for name in ("compare", "norm-and-rate"))
     assert pairs.seeds == others.seeds
     losses = {
