@@ -201,7 +201,9 @@ def test_effects_without_noise_are_the_truth():
     assert simple["V1 against softmax: with norm, start a"] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("seed_noise", "text_noise"), [(0.1, 0.0), (0.0, 0.5), (0.05, 0.3)])
+@pytest.mark.parametrize(("seed_noise", "text_noise"), [
+    pytest.param(0.1, 0.0, marks=pytest.mark.slow), pytest.param(0.0, 0.5, marks=pytest.mark.slow), (0.05, 0.3),
+])  # fmt: skip
 def test_intervals_hold_the_truth_nineteen_times_in_twenty(seed_noise, text_noise):
     generator, trials, held = np.random.default_rng(1), 400, 0
     for _ in range(trials):
@@ -306,6 +308,7 @@ def test_effects_of_chosen_pairs_and_their_change(monkeypatch):
     assert rows[4] == ["V1/600", "7", "3.500 [3.500, 3.500]", "softmax/600", "-0.500", "-0.500 to -0.500", "0"]
 
 
+@pytest.mark.slow
 def test_a_difference_that_is_detectable_is_seen_four_times_in_five():
     draws = np.random.default_rng(5)
     size, seen = 0.5, 0

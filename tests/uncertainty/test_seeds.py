@@ -29,11 +29,15 @@ def coverage(seeds, *, of_seeds, of_samples, shared, known, trials):
     return held / trials
 
 
+SEEDS = [3, pytest.param(5, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.slow)]
+"""As many as ``compare`` takes by default, and others."""
+
+
 @pytest.mark.parametrize("known", ["per sample", "standard errors"])
 @pytest.mark.parametrize(
     ("of_seeds", "of_samples"), [(0.1, 1e-9), (0.0, 1.0), (0.1, 1.0)], ids=["seeds alone", "sample alone", "both"]
 )
-@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("seeds", SEEDS)
 def test_a_shared_sample_is_covered(seeds, of_seeds, of_samples, known):
     """95 %, give or take what 600 trials leave open; a deviation of 1 over 80 samples is 0.11, about the seeds'."""
     found = coverage(seeds, of_seeds=of_seeds, of_samples=of_samples, shared=True, known=known, trials=600)
@@ -44,7 +48,7 @@ def test_a_shared_sample_is_covered(seeds, of_seeds, of_samples, known):
 @pytest.mark.parametrize(
     ("of_seeds", "of_samples"), [(0.1, 1e-9), (0.0, 1.0), (0.1, 1.0)], ids=["seeds alone", "samples alone", "both"]
 )
-@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize("seeds", SEEDS)
 def test_samples_of_each_seed_are_covered(seeds, of_seeds, of_samples, known):
     """Never narrower than either source asks for, so that where samples are all there is it holds more often."""
     found = coverage(seeds, of_seeds=of_seeds, of_samples=of_samples, shared=False, known=known, trials=600)

@@ -272,6 +272,7 @@ def test_gradients_are_measured_on_sentences_that_are_not_trained_on(tmp_path, m
     assert not first & second
 
 
+@pytest.mark.slow
 def test_gradients_with_dropout_depend_on_the_seed_alone(tmp_path):
     def losses(folder, steps):
         request = gradients.GradientsSettings(
