@@ -154,7 +154,7 @@ def test_a_pair_learns_to_reverse_and_its_alignment_runs_backwards(attention_typ
     model = AutoModelForSeq2SeqLM.from_config(antiphase.SequenceToSequenceConfig(**fields))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(1)
-    for _ in range(600):
+    for _ in range(1000):
         loss = model(**reversed_texts(generator)).loss
         optimizer.zero_grad()
         loss.backward()
