@@ -75,7 +75,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--revision", help="commit of the code, for a machine that has no history of it")
     made.add_argument("--rehearsal", action="store_true", help="a hundredth of the size, on a CPU")
     made.add_argument("--no-blocks", action="store_true", help="attention: do not time candidates for block sizes")
-    made.add_argument("--only", metavar="REGEX", help="run only the pieces with these names, e.g. '.*decode.*'")
+    made.add_argument(
+        "--only", metavar="REGEX", help="attention, model: run only the pieces with these names, e.g. '.*decode.*'"
+    )
     made.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the models")
     made.add_argument("--data", action="append", default=[], help="prepare: text to train on; repeatable")
     made.add_argument("--validation", action="append", default=[], help="prepare: text that is held out; repeatable")
@@ -98,6 +100,8 @@ def run(given: argparse.Namespace) -> int:
             re.compile(given.only)
         except re.error as error:
             raise InputError(f"--only {given.only}: not a regular expression: {error}") from None
+        if given.stage not in ("attention", "model"):
+            raise InputError(f"--only is for the stages attention and model; leave it out of {given.stage}")
     if given.calls < 1:
         raise InputError(f"--calls must be at least 1, got {given.calls}")
     stage = Stage(

@@ -44,12 +44,13 @@ OPERATOR = (
 """Compared with, subject, baseline, target."""
 MODELS = (
     ("softmax on flash attention", OURS, SOFTMAX_ON_FLASH),
-    ("softmax", OURS, SOFTMAX_MODEL),
+    ("softmax (cuDNN)", OURS, SOFTMAX_MODEL),
     ("softmax, both compiled", OURS + COMPILED, SOFTMAX_MODEL + COMPILED),
     ("Llama", OURS, LLAMA),
     ("DiffLlama", OURS, DIFFLLAMA),
+    ("Llama", DIFFLLAMA, LLAMA),
     ("softmax on flash attention", OURS_V2, SOFTMAX_ON_FLASH),
-    ("softmax", OURS_V2, SOFTMAX_MODEL),
+    ("softmax (cuDNN)", OURS_V2, SOFTMAX_MODEL),
     ("softmax, both compiled", OURS_V2 + COMPILED, SOFTMAX_MODEL + COMPILED),
 )
 DECODING = (
@@ -74,9 +75,7 @@ def rows_of(pieces: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
-    """The comparisons of a benchmark that measured some of its pieces, and then of the complete one before it: calls
-    were made cheaper to launch in between.
-    """
+    """Rows of the later, partial run of a benchmark, then of the earlier, complete one; the first match counts."""
     newer = Record.load(RECORDS / f"{name}-launches.json").values["pieces"]
     return [*rows_of(newer), *Record.load(RECORDS / f"{name}.json").values["rows"]]
 
@@ -147,8 +146,8 @@ def models() -> list[list[str]]:
     """Models of 110M parameters on an H200, divided by others."""
     rows = _rows("model")
     tasks = ("training step", "prefill", "tokens generated")
-    found = [["110M parameters, maps of 64, N = 4,096", "divided by", *tasks]]
-    names = {OURS: "V1", OURS_V2: "V2"}
+    found = [["V1 110M, V2 99M parameters, maps of 64, N = 4,096", "divided by", *tasks]]
+    names = {OURS: "V1", OURS_V2: "V2", DIFFLLAMA: DIFFLLAMA}
     for words, subject, baseline in MODELS:
         cells = [_row(rows, task=task, subject=subject, baseline=baseline) for task in tasks]
         found.append([names[subject.removesuffix(COMPILED)], words, *cells])
@@ -182,7 +181,7 @@ def pairs() -> list[list[str]]:
     return found
 
 
-CONTROLS = {"softmax-norm": "softmax with V1's head norm", "softmax-6e-3": "softmax at twice the learning rate"}
+CONTROLS = {"softmax-norm": "softmax with a head norm", "softmax-6e-3": "softmax at twice the learning rate"}
 
 
 def controls() -> list[list[str]]:

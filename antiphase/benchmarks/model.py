@@ -1,6 +1,6 @@
-"""Complete models: training step, prefill and generation of ours and of Llama and DiffLlama of equal size.
+"""Complete models: training step, prefill and generation of ours and of Llama and DiffLlama of equal width and depth.
 
-V2 has a smaller output projection and so fewer parameters.
+V2 has smaller projections of keys, values and outputs, and so fewer parameters.
 """
 
 from __future__ import annotations
@@ -163,15 +163,16 @@ class _Comparison:
     def run(self, models: Mapping[str, PreTrainedModel], generator: torch.Generator) -> None:
         """Run all tasks at all lengths."""
         setting, pairs = self.setting, self.setting.pairs
-        ours, decoded = (
-            {name: model for name, model in models.items() if setting.is_compiled and name + COMPILED in sum(pairs, ())}
-            for pairs in (COMPILED_STEPS, COMPILED_DECODING)
+        compiled_pairs = (COMPILED_STEPS, COMPILED_DECODING) if setting.is_compiled else ((), ())
+        trained, decoded = (
+            {name: model for name, model in models.items() if any(name + COMPILED in pair for pair in wanted)}
+            for wanted in compiled_pairs
         )
         for length in setting.lengths:
             ids = self._tokens(setting.tokens // length, length, generator)
             self._add("training step", length, partial(_steps, models, ids, setting), pairs)
-            if ours:
-                steps = partial(_steps, ours, ids, setting, is_compiled=True)
+            if trained:
+                steps = partial(_steps, trained, ids, setting, is_compiled=True)
                 self._add("training step", length, steps, COMPILED_STEPS)
         if setting.is_half:
             for model in models.values():
@@ -180,7 +181,7 @@ class _Comparison:
             prompt = self._tokens(1, length, generator)
             for task, way in (("prefill", _prefill), ("tokens generated", decoding)):
                 self._add(task, length, partial(_calls, way, models, prompt), pairs)
-            if ours:
+            if decoded:
                 ways = partial(_calls, compiled_decoding, decoded, prompt, COMPILED)
                 self._add("tokens generated", length, ways, COMPILED_DECODING)
 

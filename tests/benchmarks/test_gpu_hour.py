@@ -216,6 +216,7 @@ def command(*words):
     (["pilot", "--rehearsal", "--prepared", "missing"], "--prepared missing lacks train.parquet; make it with the"),
     (["attention", "--rehearsal"], "set TRITON_INTERPRET=1 before it"),
     (["model", "--only", "("], "--only (: not a regular expression: missing )"),
+    (["kernels", "--only", "x"], "--only is for the stages attention and model; leave it out of kernels"),
     (["kernels", "--minutes", "0"], "--minutes must be above 0, got 0"),
     (["prepare", "--data", "x"], "--trec is missing"),
 ])  # fmt: skip
