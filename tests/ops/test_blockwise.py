@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from antiphase import differential_attention
-from antiphase.ops import blocks, blockwise
+from antiphase.ops import blocks, blockwise, shapes
 from antiphase.ops.shapes import product_dtype
 from support import attention
 from support.attention import Largest, inputs, run
@@ -103,8 +103,9 @@ def test_nothing_to_do(impl, batch, queries, keys, options):
 
 
 @pytest.mark.parametrize("lam", [0.8037, 0.95, 0.9969])
-def test_a_lam_near_one_is_not_rounded_where_the_maps_agree(lam):
+def test_a_lam_near_one_is_not_rounded_where_the_maps_agree(lam, monkeypatch):
     """The first row of every causal sequence is (1 - λ) V."""
+    monkeypatch.setattr(shapes, "has_bf16_instructions", lambda: True)  # where there are none, maps are fp32
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, maps, 40, 16).bfloat16() for maps in (4, 4, 2))
     found, expected = (
@@ -121,6 +122,7 @@ def test_a_lam_near_one_is_not_rounded_where_the_maps_agree(lam):
 def test_sums_of_half_precision_are_kept_in_full(name, monkeypatch):
     """Gradients of bf16 input err little more than eager attention's, though they are sums over many blocks."""
     monkeypatch.setattr(blocks, "QUERY_ROWS", 8)
+    monkeypatch.setattr(shapes, "has_bf16_instructions", lambda: True)
     torch.manual_seed(0)
     length, width = 700, 32
     tensors = [torch.randn(1, maps, length, width).bfloat16() for maps in (2, 2, 1)]
