@@ -30,8 +30,8 @@ demo: $(RUNTIME)  ## train the small comparison into runs/demo, or resume it; in
 test: $(DEV)  ## fast tests, a few minutes
 	$(PYTEST) -m "not slow"
 
-test-essential: $(DEV)  ## one slow test of each kind, and those of the GPU kernels that are not slow
-	$(PYTEST) -m essential
+test-essential: $(DEV)  ## fast tests, one slow test of each kind, and those of the GPU kernels that are not slow
+	$(PYTEST) -m "essential or not slow"
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/ops/triton
 
 test-slow: $(DEV)  ## all tests that `make test` leaves out: training runs, other processes

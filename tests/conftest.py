@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 import antiphase
 from antiphase.ops.native import build, library
+from support.grids import mark_slow
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,6 +37,10 @@ def pytest_configure(config):
         )  # fmt: skip
         library.library_path = lambda: path
         library.fingerprint = lambda: found
+
+
+def pytest_collection_modifyitems(items):
+    mark_slow(items)
 
 
 @pytest.fixture(autouse=True)

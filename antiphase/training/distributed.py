@@ -258,7 +258,7 @@ def processes(device: torch.device, training: TrainingSettings) -> Iterator[Proc
 
     Raises:
         InputError: the mesh does not fit the number of processes.
-        Interrupted: torchrun has ended before this process could join.
+        Interrupted: torchrun has ended before this process could join, or while it waited for others.
     """
     if not dist.is_torchelastic_launched():
         yield Processes(rank=0, count=1, device=device)
@@ -285,6 +285,12 @@ def processes(device: torch.device, training: TrainingSettings) -> Iterator[Proc
             yield Processes(
                 rank=rank, count=count, device=device, mesh=mesh, exchange=exchange, tensor=sizes[3], watch=watch
             )
+    except RuntimeError as error:  # as collective operations raise once another process has ended
+        try:
+            _check_launcher()
+        except OSError:
+            raise Interrupted("torchrun, which started this process, has ended") from error
+        raise
     finally:
         dist.destroy_process_group()
 

@@ -107,12 +107,21 @@ def test_a_hang_is_ended_by_name(tmp_path, tiny_preset):
     assert "--max-restarts" in said
 
 
-@pytest.mark.parametrize("steps", [0, 5], ids=["begins", "trains"])
-def test_processes_end_with_their_launcher(tmp_path, tiny_preset, steps):
-    """A killed torchrun ends nothing itself; its processes must not keep the folder until they give up waiting."""
+@pytest.mark.parametrize(
+    ("steps", "victims"), [(0, []), (5, []), (5, [1])], ids=["begins", "trains", "trains, one ends before the other"]
+)
+def test_processes_end_with_their_launcher(tmp_path, tiny_preset, steps, victims):
+    """A killed torchrun ends nothing itself; its processes must not keep the folder until they give up waiting.
+
+    Nor do they show where they waited for a process that ended earlier.
+    """
     with torchrun(tiny_preset, tmp_path / "run", *SHARD, "training.steps=100000") as launcher:
         wait_until(lambda: len(workers(launcher)) == 2 and steps_done(tmp_path / "run") >= steps, launcher)
+        processes = workers(launcher)
         launcher.kill()
+        launcher.wait()
+        for victim in victims:
+            os.kill(processes[victim], signal.SIGKILL)
         _, err = launcher.communicate(timeout=100)  # their standard error is open until they have ended
     assert "antiphase: torchrun" in err
     assert "Traceback" not in err
