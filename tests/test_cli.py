@@ -185,6 +185,7 @@ def bad_files(tmp_path, text):
     Record(kind="other", values={"a": 1}).save(tmp_path / "good")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("command", ["train", "compare", "tune --learning-rates 1e-3"])
 @pytest.mark.parametrize(("words", "pattern"), SETTINGS)
 @pytest.mark.usefixtures("bad_files")
@@ -248,6 +249,7 @@ def test_output_that_is_something_else_is_left_alone(refused, tiny, command, out
     refused(pattern, f"{command} {tiny} --output {output} --resume")
 
 
+@pytest.mark.slow
 def test_refused_text_may_be_corrected_into_the_same_folder(antiphase, refused, tiny, text):
     sizes = "--set data.sequence_length=200 --set training.steps=2 --set data.queries=1 --set evaluation.samples=2"
     start = f"train {tiny} --output out --data book.txt {sizes}"
@@ -420,6 +422,7 @@ def test_look_refuses(refused, foreign_model, pattern, arguments):
     refused(pattern, "look", foreign_model, "--output out", arguments)
 
 
+@pytest.mark.slow
 def test_further_measurements_of_another_family(antiphase, refused, tmp_path, foreign_model, text):
     words = "llama --data book.txt --length 48 --samples 2"
     for measurement, title, figure in (

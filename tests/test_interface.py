@@ -128,6 +128,7 @@ def test_a_row_that_sees_nothing_gives_zeros_and_finite_gradients(function, kind
     assert all(torch.isfinite(tensor.grad).all() for tensor in inputs)
 
 
+@pytest.mark.grid
 @every_kind
 @pytest.mark.parametrize(("queries", "keys"), [(5, 5), (1, 7), (3, 7)])
 @pytest.mark.parametrize("window", [None, 1, 3])

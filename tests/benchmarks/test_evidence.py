@@ -201,9 +201,8 @@ def test_effects_without_noise_are_the_truth():
     assert simple["V1 against softmax: with norm, start a"] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(("seed_noise", "text_noise"), [
-    pytest.param(0.1, 0.0, marks=pytest.mark.slow), pytest.param(0.0, 0.5, marks=pytest.mark.slow), (0.05, 0.3),
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed_noise", "text_noise"), [(0.1, 0.0), (0.0, 0.5), (0.05, 0.3)])
 def test_intervals_hold_the_truth_nineteen_times_in_twenty(seed_noise, text_noise):
     generator, trials, held = np.random.default_rng(1), 400, 0
     for _ in range(trials):
@@ -213,6 +212,7 @@ def test_intervals_hold_the_truth_nineteen_times_in_twenty(seed_noise, text_nois
     assert stats.binomtest(held, trials, 0.95).pvalue > 0.001
 
 
+@pytest.mark.slow
 def test_combinations_that_are_nearly_one_model_do_not_narrow_intervals():
     """Each arm twice, with the same noise: were residuals pooled, half of the seeds' freedom would be invented."""
     generator, trials, held = np.random.default_rng(3), 400, 0

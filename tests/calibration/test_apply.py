@@ -29,7 +29,6 @@ SIZES = {
 }  # fmt: skip
 ALPHA, BETA = 2.0, 0.3
 
-
 GROUPED = {**SIZES, "num_key_value_heads": 2}
 GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": LAYERS, "n_head": MAPS, "n_positions": 128, "attn_pdrop": 0.0}
 CONFIGS = {
@@ -171,6 +170,7 @@ def hidden(model, **inputs):
     return model.base_model(**inputs).last_hidden_state
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("side", ["none", "left", "right", "middle"])
 @pytest.mark.parametrize(
     ("name", "mode"), [*itertools.product(NAMES, ["paper", "prompt", "running"]), ("bert", "paper"), ("bert", "prompt")]
@@ -191,6 +191,7 @@ def test_one_forward_equals_the_eager_procedure(name, mode, side):
         torch.testing.assert_close(hidden(model, **inputs, use_cache=False), plain)  # and is no longer
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("side", ["none", "left", "middle"])
 @pytest.mark.parametrize("mode", ["paper", "prompt", "running"])
 @pytest.mark.parametrize("name", NAMES)

@@ -16,6 +16,7 @@ from antiphase.instrumentation.forward_pass import ForwardPass
 from antiphase.instrumentation.selected_maps import ChosenMaps
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("logit", [0, 10, 20, 60])
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -164,6 +164,7 @@ def test_long_documents_are_cut(tokenizer):
     assert [starts for batch in batches for _, starts in batch].count(True) == 2
 
 
+@pytest.mark.slow
 def test_large_vocabularies_take_32_bits(corpus, tmp_path):
     for count, dtype in [(2**16 - 420, np.uint16), (2**16 - 419, np.uint32)]:
         wide = train_tokenizer([BOOK], 420)

@@ -164,6 +164,7 @@ def test_a_source_without_a_whole_block_is_refused():
         mixed([0.5, 0.5], ends=(8 * LENGTH + 3, 9 * LENGTH))
 
 
+@pytest.mark.slow
 def test_a_mixture_of_files_is_prepared_and_its_weights_are_not_part_of_the_tokens(tmp_path, generated_text):
     for index in range(3):
         (tmp_path / f"{index}.txt").write_text(generated_text[index * 9000 : index * 9000 + 9000])
@@ -298,6 +299,7 @@ def test_random_tokens_of_a_text_run_start_again_after_a_period_of_their_own(sha
     assert (len(periods) > 4 and len(seen) > 100) or not rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("needles", "labels"), [(0.25, 0.25), (0.5, 0.1), (0.9, 0.1), (0.05, 0.02)])
 def test_a_tokenizer_made_for_a_run_keeps_the_words_of_its_tasks_whole(tmp_path, needles, labels):
     text = tmp_path / "text.txt"
@@ -315,6 +317,7 @@ def test_a_tokenizer_made_for_a_run_keeps_the_words_of_its_tasks_whole(tmp_path,
     assert len(list((tmp_path / "cache").glob("tokenizer-*"))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json"])
 def test_a_cached_tokenizer_that_has_changed_is_made_again(tmp_path, file):
     text = tmp_path / "text.txt"
@@ -436,6 +439,7 @@ def test_training_asks_for_several_at_once_and_evaluation_does_not():
     assert torch.equal(*(data.task().sample(6, keyed_generator(0)).input_ids for data in (one, two)))
 
 
+@pytest.mark.slow
 def test_tokens_are_not_written_among_other_files(tmp_path):
     """Settings of a run that somebody else has trained may name any folder."""
     text, home = tmp_path / "text.txt", tmp_path / "home"

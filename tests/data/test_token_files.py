@@ -331,6 +331,7 @@ def test_a_sample_of_the_text_is_bounded_and_a_function_of_the_seed(tmp_path, sm
     assert sorted(drawn(0, size=10**9)) == sorted(every)
 
 
+@pytest.mark.slow
 def test_a_text_within_the_bound_gives_the_tokenizer_of_the_whole(tmp_path, small_shards):
     json_lines(tmp_path / "a.jsonl")
     size = (tmp_path / "a.jsonl").stat().st_size

@@ -79,6 +79,8 @@ def test_records_without_a_folder_are_found_to_have_none():
     assert measurement_of("benchmark-model") is None
 
 
+@pytest.mark.essential
+@pytest.mark.slow
 def test_the_committed_records_are_what_their_types_say():
     """Read and written again they have the values that they had."""
     seen = set()
@@ -93,13 +95,14 @@ def test_the_committed_records_are_what_their_types_say():
             ("evaluate-", "calibrate-", "study-", "tune", "scaling", "reproduce", "classify", "translate")
         ):
             continue
-        seen.add(measurement.name)
         again = finite(measurement.result.read(record))
         assert_holds(again, record.values, str(path))
         assert_nothing_lost(record.values, again, str(path), own={"model", "arm", "seed"})
         assert summary.main_tables(record)
-        without_arrays = {"translation-alignment"} if not record.arrays else set()
-        assert figures.figures_of(record).keys() >= measurement.presentation.figures.keys() - without_arrays
+        if measurement.name not in seen:  # drawing all of them would take half a minute
+            without_arrays = {"translation-alignment"} if not record.arrays else set()
+            assert figures.figures_of(record).keys() >= measurement.presentation.figures.keys() - without_arrays
+        seen.add(measurement.name)
     assert seen >= {"long-context", "outliers", "quantization", "cancellation", "many-shot", "needles", "allocation",
                     "search", "study", "tune", "scaling", "reproduce", "dependency", "gradients",
                     "throughput", "classify", "translate"}  # fmt: skip

@@ -141,6 +141,7 @@ def test_nonsense_and_failures_are_unjudged_and_never_right(folder):
     assert not third.questions
 
 
+@pytest.mark.slow
 def test_finished_parts_survive_a_stop(folder, monkeypatch):
     real, prompts = module.write, []
 

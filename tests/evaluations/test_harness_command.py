@@ -91,6 +91,7 @@ def test_a_loaded_model_has_the_scores_of_the_command(folder):
         measure.harness(model, tokenizer, tasks, limit=-1)
 
 
+@pytest.mark.slow
 def test_nothing_is_measured_twice(folder, monkeypatch):
     out = folder / "out"
     first = evaluate(request(names=["softmax"], tasks=["first"]), out)
@@ -123,6 +124,7 @@ def test_nothing_is_measured_twice(folder, monkeypatch):
     assert len(calls) == 12  # another weight
 
 
+@pytest.mark.slow
 def test_finished_parts_survive_a_stop(folder, monkeypatch):
     real, done = harness.measure, []
 

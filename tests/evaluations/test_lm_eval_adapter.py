@@ -144,6 +144,7 @@ def test_examples_stand_before_the_prompt_and_what_does_not_fit_is_counted(build
     assert row.cut == 1
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_model_works_in_lm_evals_own_class(build, tokenizer, tmp_path, scored, folder):
     from lm_eval.models.huggingface import HFLM
 

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 from antiphase.evaluations.long_context.measure import long_context, losses_by_position, points
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("chunk", [1, 5, 16, 40, 64])
 @pytest.mark.parametrize("kind", ["llama", "mistral", "softmax", "differential", "differential_v2"])
 @torch.no_grad()

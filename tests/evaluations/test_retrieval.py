@@ -167,6 +167,7 @@ def test_the_answers_span_moves_with_its_depth(tmp_path, make, book):
     assert share["other_needles"] == pytest.approx(2 * share["answer"], rel=0.1)
 
 
+@pytest.mark.slow
 def test_a_run_on_text_is_measured_on_what_it_held_out(tmp_path, tiny_preset, book):
     changes = ["data.sequence_length=240", "data.needles=2", "data.queries=1", "training.steps=2"]
     train_run(load_preset(str(tiny_preset), changes, data=[book]).run, tmp_path / "run", resume=False)
@@ -189,6 +190,7 @@ def test_models_of_the_embedded_task_are_compared_on_the_same_sequences(tmp_path
     assert {row["depth"] for row in record.values["summary"] if not row["trained"]} == {0.5, None}
 
 
+@pytest.mark.slow
 def test_unsuitable_models_are_refused_before_anything_is_measured(tmp_path, make, book, tiny_preset, text_tokenizer):
     ours, short = make("ours"), make("short", "llama", positions=100)
     train_run(load_preset(str(tiny_preset), ["training.steps=1"]).run, tmp_path / "symbols", resume=False)
@@ -378,6 +380,7 @@ def test_a_finished_grid_is_returned_without_its_models(tmp_path, make, book, co
         evaluate(ask, tmp_path / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finished", [True, False])
 def test_another_grid_is_refused_by_the_name_of_what_differs(tmp_path, make, book, counted, finished):
     ours, llama = make("ours"), make("llama", "llama")

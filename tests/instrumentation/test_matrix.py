@@ -203,6 +203,7 @@ REFUSED_IDENTITY = {
 }  # fmt: skip
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("identity", IDENTITIES)
 @every_case
 def test_identity_settings_change_nothing(name, identity):
@@ -297,6 +298,7 @@ def test_slopes_are_those_of_maps_moved_by_hand(name):
     assert slopes[1, 2] != 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("granularity", "shared"), [("tensor", (1, 2, 3)), ("head", (2, 3)), ("row", (3,))])
 @without_sinks
 def test_quantization_rounds_scores_before_the_softmax(name, granularity, shared):

@@ -62,6 +62,7 @@ def test_a_loss_of_ones_own_is_used(tiny_model):
 GREEDY = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0}
 
 
+@pytest.mark.slow
 @every_kind
 def test_assisted_generation_gives_the_tokens_of_greedy_generation(tiny_model, kind):
     model = tiny_model(kind).double()

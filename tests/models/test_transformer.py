@@ -85,6 +85,7 @@ def test_initial_values_have_the_spread_of_the_paper(tiny_config, how):
 # ------------------------------------------------------------------------------------------ caches
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("key_maps", [8, 2])
 @every_kind
 @every_implementation

@@ -23,6 +23,7 @@ def cuts(request, monkeypatch):
         monkeypatch.setattr(blocks, "SCORES_IN_CACHE", 30)
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("cuts")
 @pytest.mark.parametrize("key_maps", [1, 2])
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -27,6 +27,7 @@ MASKS = {
 }  # fmt: skip
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("halves", [1, 2])
 @pytest.mark.parametrize(("heads", "groups"), [(3, 3), (6, 2), (4, 1)])
 @pytest.mark.parametrize(("queries", "is_causal"), [(1, False), (3, True), (3, False)])

@@ -54,6 +54,7 @@ def masks(kind, length):
     return mask, real
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["none", "left", "right", "by query"])
 @pytest.mark.parametrize(("is_causal", "window"), [(True, None), (True, 5), (False, None)])
 @pytest.mark.parametrize(("streams", "key_maps"), [(1, 1), (2, 2), (2, 1)])
@@ -94,6 +95,7 @@ def test_statistics_are_those_of_the_whole_maps(kind, is_causal, window, streams
     torch.testing.assert_close(found.differences.negative_share, negative.sum((-1, -2)) / by_head)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", ["none", "left", "right", "by query"])
 @pytest.mark.parametrize(("is_causal", "window"), [(True, None), (True, 5), (False, None)])
 @pytest.mark.parametrize("earlier", [0, 6])

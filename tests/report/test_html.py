@@ -146,7 +146,6 @@ def test_the_map_says_which_head_it_shows(both):
     assert re.search(r"softmax: layer 1, head 1, counted from 0, with 0\.\d{3} of \|weight\| on the answer", page.text)
 
 
-@pytest.mark.essential
 @pytest.mark.slow
 def test_equal_records_give_equal_bytes(comparison, tmp_path):
     first = write_report([comparison], tmp_path / "first.html").read_bytes()

@@ -193,6 +193,7 @@ def test_many_tasks_leave_room_for_their_lines():
     assert all(axes.get_position().width > 0.2 for axes in figure.axes)
 
 
+@pytest.mark.slow
 def test_what_killed_writers_leave_of_pages_and_figures_is_removed(comparison, tmp_path):
     """They may lie in a folder of others, of which only the file's own leftovers are removed."""
     dead = subprocess.Popen([sys.executable, "-c", ""])

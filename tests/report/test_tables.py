@@ -21,6 +21,7 @@ def cells(record, measure):
     return next(row[1:] for row in table.text() if row[0].startswith(measure))
 
 
+@pytest.mark.slow
 def test_cells_that_differ_in_the_number_of_questions_only_are_distinguished(comparison, tmp_path):
     needles = comparison.values["needles"]
     twice = [{**row, "queries": 5, "accuracy": 0.123} for row in needles["summary"]]

@@ -86,6 +86,7 @@ def test_search_writes_a_plan_that_apply_takes(antiphase, tmp_path):
     assert "Continued texts" in (tmp_path / "a" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_copies_do_not_judge(antiphase, tmp_path):
     (tmp_path / "twice.txt").write_text((tmp_path / "data.txt").read_text() * 2)
     (tmp_path / "twice.yaml").write_text(yaml.safe_dump({"template": "cr", "data": "twice.txt"}))
@@ -115,6 +116,7 @@ def test_copies_do_not_judge(antiphase, tmp_path):
     assert max(row["improved"] + row["worsened"] for row in rows) == 24  # of 48 samples, each text once
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on(antiphase, tmp_path, monkeypatch):
     assert antiphase(f"{SEARCH} --output whole")[0] == 0
     lines = read_lines(tmp_path / "whole" / "heads.jsonl")
@@ -152,6 +154,7 @@ def test_another_search_in_the_same_folder_is_refused(antiphase, refused, tmp_pa
     refused("the tasks' data has changed since", f"{SEARCH} --layers 1 --output s --resume")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["cached", "screen"])
 def test_methods(method, antiphase, tmp_path):
     assert antiphase(f"{SEARCH} --method {method} --score probability --output s")[0] == 0
@@ -254,6 +257,7 @@ def test_a_plan_that_does_not_say_what_chose_its_heads_is_named(antiphase, tmp_p
     assert "--plan does not say which samples chose its heads, so none is left out" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_with_more_parts(antiphase, tmp_path):
     words = "calibrate study model --task task.yaml --samples 24 --alpha 1.2 --output s"
     assert antiphase(f"{words} --only beta")[0] == 0
@@ -320,6 +324,7 @@ def test_bad_requests(antiphase, refused, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.slow
 def test_tasks_at_chance_are_not_searched(antiphase, refused, tmp_path):
     (tmp_path / "noise.txt").write_text("".join(f"{i % 2} the log {i}\n" for i in range(24)))
     (tmp_path / "noise.yaml").write_text(yaml.safe_dump({"template": "mpqa", "data": "noise.txt"}))

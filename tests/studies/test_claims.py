@@ -239,6 +239,7 @@ def test_seeds_left_after_a_model_diverged_are_not_a_fair_sample(part):
     assert (nothing.verdict, nothing.reason) == ("not testable", "a model diverged in 2 paired seeds")
 
 
+@pytest.mark.slow
 def test_a_seed_that_only_one_arm_has_leaves_no_verdict():
     whole = [record for seed in range(6) for record in of_models("evaluate-outliers", sizes)[:2]]
     for place, record in enumerate(whole):

@@ -167,6 +167,7 @@ def planted(count, *, moved, favour, seed=0):
     return LabelScores(before, free, targets), LabelScores(after, free + torch.tensor([0.0, favour]), targets)
 
 
+@pytest.mark.slow
 def test_outcomes_of_planted_changes():
     """Answers that are repaired count; a favour for a label moves the accuracy, but not the primary measure."""
     pairs = {"a": planted(400, moved=30, favour=0.0, seed=1), "b": planted(200, moved=10, favour=0.0, seed=2)}
@@ -199,6 +200,7 @@ def test_outcomes_of_planted_changes():
     assert accuracy["worse"] > 20
 
 
+@pytest.mark.slow
 def test_a_moved_prior_does_not_hide_what_the_area_under_the_curve_gains():
     """The test swaps the two conditions. If priors were swapped too, their mixture would look like a worse reading."""
     rows = []

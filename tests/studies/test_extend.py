@@ -81,6 +81,7 @@ def test_the_raised_base_turns_the_slowest_channel_as_far_in_the_whole_context()
     assert math.isclose(raised_base(theta=theta, width=width, ratio=1.0), theta)
 
 
+@pytest.mark.slow
 def test_a_run_on_text_goes_on_with_its_tokenizer_and_more_of_long_documents(
     tmp_path, tiny_preset, book, generated_text
 ):

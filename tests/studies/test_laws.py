@@ -10,6 +10,7 @@ from antiphase.studies.scaling.laws import Law, equal_loss, fit_law
 SIZES = [1e5, 3e5, 1e6, 3e6, 1e7]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.floats(0.0, 3.0), st.floats(0.5, 5.0), st.floats(0.08, 0.8))
 def test_a_law_without_noise_comes_back(floor, height, exponent):

@@ -104,6 +104,7 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("command", "where"),
     [

@@ -55,6 +55,7 @@ def test_the_study_may_have_any_name(tiny_preset, tmp_path):
     assert [str(Path(arm["training.start_from"]).parents[1]) for arm in arms.values()] == [str(study)] * 3
 
 
+@pytest.mark.slow
 def test_unsuitable_models_are_refused(tiny_preset, tmp_path):
     with pytest.raises(InputError, match=r"MODEL .*config\.json is missing"):
         upcycle_preset(str(tmp_path), tmp_path / "up")

@@ -443,6 +443,7 @@ def test_needles(tmp_path, tokenizer, tiny_model):
         load_task(path, tokenizer, longest=200)
 
 
+@pytest.mark.slow
 def test_continuations(tmp_path, tokenizer):
     text = " ".join(f"the cat sat on mat {i} and ran to log {i * 7 % 50} ." for i in range(400))
     tree = {"template": "continuation", "data": data(tmp_path, "book.txt", text), "length": 40, "continuation": 9}

@@ -36,6 +36,7 @@ def test_a_run_goes_on_where_the_other_ended(run, trained, tmp_path):
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_resuming_does_not_start_over(run, settings, trained, tmp_path, outcome, assert_identical):
     changes = ("model.attention_type=softmax", f"training.start_from={trained}")
     run(tmp_path / "whole", *changes)
@@ -68,6 +69,7 @@ def test_what_is_known_of_the_weights_is_passed_on(run, trained, tmp_path):
     assert record.origins() == [f"{trained}: the weights were {dequantized('Q4_1')}."]
 
 
+@pytest.mark.slow
 def test_the_start_is_needed_until_the_first_checkpoint_and_must_stay_what_it_was(run, trained, tmp_path):
     changes = ("model.attention_type=softmax", "training.checkpoint_every=4")
 

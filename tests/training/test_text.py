@@ -83,6 +83,7 @@ def test_the_split_that_is_trained_on_is_not_held_out_however_it_is_written(held
         check_held_out(["owner/name"], [held_out])
 
 
+@pytest.mark.slow
 def test_tokens_are_made_once_and_resumed_runs_read_them(tmp_path, text_settings):
     said = []
     train_run(text_settings(), tmp_path / "run", resume=False, say=said.append)
@@ -105,6 +106,7 @@ def test_a_run_does_not_go_on_with_other_text(tmp_path, text_settings, changed):
         train_run(settings, tmp_path / "run", resume=True)
 
 
+@pytest.mark.slow
 def test_the_held_out_part_is_measured_only_while_its_text_is_the_same(tmp_path, text_settings):
     train_run(text_settings(), tmp_path / "run", resume=False)
     request = settings_of("perplexity", name=str(tmp_path / "run"), samples=2)
@@ -151,6 +153,7 @@ def test_a_study_does_not_go_on_with_other_text(tmp_path, tiny_preset, text_sett
         study(preset, output=tmp_path / "study", resume=True)
 
 
+@pytest.mark.slow
 def test_own_tokenizer_is_used(tmp_path, text_settings):
     train_run(text_settings(), tmp_path / "first", resume=False)
     settings = text_settings(f"data.tokenizer={tmp_path / 'first'}")
@@ -159,6 +162,7 @@ def test_own_tokenizer_is_used(tmp_path, text_settings):
     assert first.get_vocab() == second.get_vocab()
 
 
+@pytest.mark.slow
 def test_sizes_that_fit_only_short_cities_are_refused_before_training(tmp_path, text_settings):
     with pytest.raises(InputError, match=r"data\.sequence_length \(10\) is too short .* up to (\d+) tokens") as caught:
         prepare(text_settings("data.sequence_length=10").data, tmp_path / "a")

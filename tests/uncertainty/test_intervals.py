@@ -45,6 +45,7 @@ def test_without_trials_nothing_is_known():
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
+@pytest.mark.slow
 def test_wilson_covers_the_truth_about_as_often_as_it_says():
     drawn = numpy.random.default_rng(0).binomial(50, 0.3, 2000)
     held = [low <= 0.3 <= high for low, high in (wilson_interval(int(count), 50) for count in drawn)]

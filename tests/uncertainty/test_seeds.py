@@ -33,6 +33,7 @@ SEEDS = [3, pytest.param(5, marks=pytest.mark.slow), pytest.param(10, marks=pyte
 """As many as ``compare`` takes by default, and others."""
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("known", ["per sample", "standard errors"])
 @pytest.mark.parametrize(
     ("of_seeds", "of_samples"), [(0.1, 1e-9), (0.0, 1.0), (0.1, 1.0)], ids=["seeds alone", "sample alone", "both"]
@@ -44,6 +45,7 @@ def test_a_shared_sample_is_covered(seeds, of_seeds, of_samples, known):
     assert 0.92 <= found <= 0.98
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("known", ["per sample", "standard errors"])
 @pytest.mark.parametrize(
     ("of_seeds", "of_samples"), [(0.1, 1e-9), (0.0, 1.0), (0.1, 1.0)], ids=["seeds alone", "samples alone", "both"]

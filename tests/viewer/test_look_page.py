@@ -111,6 +111,7 @@ def test_text_of_others_is_text(look_record, hostile_words):
     assert [token["text"] for token in model["sequences"]["text"]] == list(hostile_words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.3, 0.7, 1.0, 3.0])
 def test_a_page_of_12_layers_12_heads_and_256_tokens_stays_small(look_record, spread):
     """Scores of independent noise compress worst: attention of trained models repeats itself."""
@@ -119,6 +120,7 @@ def test_a_page_of_12_layers_12_heads_and_256_tokens_stays_small(look_record, sp
     assert 3_500_000 < len(look_page([record]).encode()) < LARGEST
 
 
+@pytest.mark.slow
 def test_a_differential_model_of_equal_size_is_as_small(look_record):
     """12 maps a layer are 6 heads."""
     words = [f"word{number}" for number in range(256)]

@@ -89,6 +89,7 @@ def test_masks_are_drawn_and_the_plain_ones_always(look_record, causal, titles):
         numpy.testing.assert_array_equal(axes.images[0].get_array(), expected)
 
 
+@pytest.mark.slow
 def test_rectangular_maps_are_drawn(look_record, tmp_path):
     record = look_record(target=["Der", " Hund"])
     assert {path.stem for path in save_figures(record, tmp_path)} == NAMES | {"look-alignment"}

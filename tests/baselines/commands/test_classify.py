@@ -208,6 +208,7 @@ def test_rows_that_moved_and_other_vectors_are_other_inputs(antiphase, refused, 
     refused("have changed since", f"{words} --resume")
 
 
+@pytest.mark.slow
 def test_one_row_to_test_with_several_seeds_gives_a_record_that_can_be_read(antiphase, tmp_path):
     (tmp_path / "ten.txt").write_text("".join(f"{label} {text}\n" for label, text in rows(10)))
     assert antiphase(f"classify --train ten.txt --seeds 0,1 {CNN} --output r")[0] == 0

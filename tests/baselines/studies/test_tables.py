@@ -148,6 +148,7 @@ def test_gradients_have_a_row_for_each_norm_and_a_column_for_each_step(gradients
     assert math.isclose(none.get_ydata()[3], 1.0)
 
 
+@pytest.mark.slow
 def test_pages_carry_the_studies(dependency, throughput, gradients, tmp_path):
     page = write_report([dependency, throughput, gradients], tmp_path / "page.html").read_text()
     for words in ("Accuracy by dependency length in full", "Runs of the study", "Training speed in full",

@@ -28,6 +28,7 @@ def softmax(query, key, value, mask=None, *, is_causal=False, window=0, scale=0.
     return out
 
 
+@pytest.mark.grid("kernels")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("queries", "keys"), AROUND_EDGES)
 @pytest.mark.parametrize("window", [None, 1, 33])
@@ -87,6 +88,7 @@ def test_any_documents_end_to_end(data):
     attention.assert_documents_are_apart("native", data, 60)
 
 
+@pytest.mark.grid("kernels")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("queries", "keys"), AROUND_EDGES)
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -102,6 +104,7 @@ def test_softmax_attention_equals_its_formula(queries, keys, is_causal):
     )  # fmt: skip
 
 
+@pytest.mark.grid("kernels")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("length", "width", "value_width"), [(60, 16, 32), (700, 64, 128), (61, 9, 11)])
@@ -157,6 +160,7 @@ def test_a_key_that_is_not_finite_touches_only_queries_that_see_it(poison, windo
     attention.assert_poison_stays("native", 80, 41, poison, window)
 
 
+@pytest.mark.grid("kernels")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (5, 5), (6, 2)])
 @pytest.mark.parametrize(("queries", "keys", "window"), [(400, 1200, None), (600, 130, None), (700, 700, 33)])

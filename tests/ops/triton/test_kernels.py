@@ -35,6 +35,7 @@ def poisoned(monkeypatch):
         monkeypatch.setattr(owner, name, filled(getattr(owner, name)))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("key_maps", "heads", "groups"), [(1, 2, 2), (2, 2, 1)])
 @pytest.mark.parametrize(("queries", "keys"), [(1, 7), (33, 90), (70, 45)])
 @pytest.mark.parametrize(("is_causal", "window"), [(False, None), (True, None), (False, 1), (True, 40)])
@@ -63,7 +64,10 @@ def test_a_window_of_all_keys_hides_nothing(window):
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1, 45), (2, 4, 36, 45), (36, 45), (2, 1, 36, 45), (45,), (36, 1)])
+@pytest.mark.parametrize("shape", [
+    (2, 1, 36, 45), (45,),
+    *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((2, 1, 1, 45), (2, 4, 36, 45), (36, 45), (36, 1))),
+])  # fmt: skip
 def test_masks_that_broadcast(shape):
     query, key, value = inputs(2, 4, 2, 36, 45, 16, 32, 2)
     lam = torch.rand(2, 4, 36, requires_grad=True)
@@ -213,6 +217,7 @@ def test_memory_behind_the_inputs_is_neither_read_nor_written(is_causal):
     check(query, key, value, lam, is_causal=is_causal)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("key_maps", "heads", "groups"), [(2, 2, 1), (1, 3, 3)])
 @pytest.mark.parametrize(
     ("queries", "keys", "is_masked"), [(1, 1, False), (1, 200, True), (3, 150, False), (8, 70, True)]
@@ -305,7 +310,7 @@ def test_kernels_compile_without_a_graph_break():
     torch.testing.assert_close(compiled(query, key, key, lam), step(query, key, key, lam))
 
 
-@pytest.mark.parametrize("lam_strides", [(4, 1, 2), (0, 0, 0)])
+@pytest.mark.parametrize("lam_strides", [(4, 1, 2), pytest.param((0, 0, 0), marks=pytest.mark.slow)])
 def test_both_operators_say_what_they_give(lam_strides):
     """Shapes, strides and dtypes under torch.compile are those of the call itself; λ may lie in any order."""
     query, key, value = inputs(2, 2, 1, 9, 12, 16, 16, 2)
@@ -318,7 +323,7 @@ def test_both_operators_say_what_they_give(lam_strides):
     torch.library.opcheck(torch.ops.antiphase.triton_attention_backward, (saved[0], *saved, *plain), test_utils=tests)
 
 
-@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("is_masked", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_operator_of_a_few_queries_says_what_it_gives(is_masked):
     query, key, value = (tensor.detach() for tensor in inputs(2, 4, 2, 3, 70, 16, 16, 2))
     halves = torch.cat([value, value], dim=1)
@@ -415,6 +420,7 @@ def test_refusals():
         torch.autograd.grad(slope.sum(), query)
 
 
+@pytest.mark.slow
 def test_combinations_drawn_at_random():
     random = Random(1)
 
