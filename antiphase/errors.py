@@ -33,7 +33,7 @@ class BrokenRunError(RuntimeError):
 
 
 class Interrupted(Exception):  # noqa: N818 – not a failure: the work can be resumed
-    """Ctrl-C or a termination signal stopped the work; finished parts are in a checkpoint."""
+    """Ctrl-C, a termination signal or the end of torchrun stopped the work; finished parts are in a checkpoint."""
 
 
 class _Short(reprlib.Repr):

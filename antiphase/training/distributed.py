@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -289,7 +290,8 @@ def processes(device: torch.device, training: TrainingSettings) -> Iterator[Proc
         try:
             _check_launcher()
         except OSError:
-            raise Interrupted("torchrun, which started this process, has ended") from error
+            why = textwrap.shorten(str(error), 160, placeholder=" …")
+            raise Interrupted(f"torchrun, which started this process, has ended ({why})") from error
         raise
     finally:
         dist.destroy_process_group()

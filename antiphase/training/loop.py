@@ -102,7 +102,7 @@ def train(
         InputError: the folder or settings cannot be used.
         DivergedError: the loss, gradient, weights or held-out loss are not finite, or were not before ``resume``. The
             record gives the step; the last checkpoint is kept.
-        Interrupted: a signal stopped the run; ``resume`` continues it.
+        Interrupted: a signal or the end of torchrun stopped the run; ``resume`` continues it.
     """
     training = settings.training
     begins = not checkpoints(output)
