@@ -34,7 +34,7 @@ test-essential: $(DEV)  ## fast tests, one slow test of each kind, and those of 
 	$(PYTEST) -m "essential or not slow"
 	TRITON_INTERPRET=1 $(PYTEST) -m "not slow" tests/ops/triton
 
-test-slow: $(DEV)  ## all tests that `make test` leaves out: training runs, other processes
+test-slow: $(DEV)  ## all tests that `make test` leaves out: training runs, other processes, most of large grids
 	$(PYTEST) -m slow
 
 test-triton: $(DEV)  ## the GPU kernels, under Triton's interpreter

@@ -93,7 +93,6 @@ FAULTS = {
 """What may be wrong: how it comes about, what is said, and of which readers."""
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize(
     ("reader", "fault"), [(reader, fault) for fault, row in FAULTS.items() for reader in READERS if row[2](reader)]
 )

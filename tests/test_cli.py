@@ -185,7 +185,6 @@ def bad_files(tmp_path, text):
     Record(kind="other", values={"a": 1}).save(tmp_path / "good")
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("command", ["train", "compare", "tune --learning-rates 1e-3"])
 @pytest.mark.parametrize(("words", "pattern"), SETTINGS)
 @pytest.mark.usefixtures("bad_files")

@@ -167,7 +167,6 @@ def test_a_template_is_stopped(tmp_path, text_tokenizer, brief, monkeypatch, nam
         load_task(str(tmp_path / "task.yaml"), text_tokenizer)
 
 
-@pytest.mark.slow
 def test_a_chat_template_is_stopped(text_tokenizer, tiny_config, tmp_path, brief):
     text_tokenizer.save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))

@@ -439,7 +439,6 @@ def test_training_asks_for_several_at_once_and_evaluation_does_not():
     assert torch.equal(*(data.task().sample(6, keyed_generator(0)).input_ids for data in (one, two)))
 
 
-@pytest.mark.slow
 def test_tokens_are_not_written_among_other_files(tmp_path):
     """Settings of a run that somebody else has trained may name any folder."""
     text, home = tmp_path / "text.txt", tmp_path / "home"

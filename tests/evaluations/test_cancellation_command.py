@@ -13,8 +13,7 @@ from antiphase.scoring.loading import load_model, untrained
 from antiphase.studies.training_run import train_run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["differential", "softmax"])
+@pytest.mark.parametrize("kind", ["differential", pytest.param("softmax", marks=pytest.mark.slow)])
 def test_a_run_is_measured_beside_itself_untrained(tiny_preset, tmp_path, antiphase, refused, kind):
     preset = load_preset(str(tiny_preset), [f"model.attention_type={kind}", "training.steps=3"])
     train_run(preset.run, tmp_path / "run", resume=False)

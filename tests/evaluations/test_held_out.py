@@ -39,8 +39,9 @@ def held_out(folder, tmp_path, length):
     return data_for(load_model(str(folder)), asked, tmp_path / "out", lambda message: None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("length", [37, 64, 149, 199, 307, None])
+@pytest.mark.parametrize(
+    "length", [149, *(pytest.param(length, marks=pytest.mark.slow) for length in (37, 64, 199, 307, None))]
+)
 def test_no_length_measures_what_was_trained_on(tmp_path, run, length):
     settings, folder = run
     own = prepare(settings.data, tmp_path / "cache").validation_text

@@ -298,7 +298,6 @@ def test_slopes_are_those_of_maps_moved_by_hand(name):
     assert slopes[1, 2] != 0
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize(("granularity", "shared"), [("tensor", (1, 2, 3)), ("head", (2, 3)), ("row", (3,))])
 @without_sinks
 def test_quantization_rounds_scores_before_the_softmax(name, granularity, shared):

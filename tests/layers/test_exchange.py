@@ -34,12 +34,16 @@ CASES = [
     case("differential_v2", lambda_form="fixed"),
     case("differential_v2_across", packed=True, num_key_value_heads=4),
 ]  # fmt: skip
+FIRST = [*CASES[:3], *(one for one in CASES if one["packed"] and one["implementation"] == "antiphase")]
+"""Every kind, whole and with several texts in a sequence."""
+REST = [one for one in CASES if one not in FIRST]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("processes", "cases"), [pytest.param(2, CASES[:3], marks=pytest.mark.essential), (2, CASES[3:]), (4, CASES)]
-)
+    ("processes", "cases"), [pytest.param(2, FIRST, marks=pytest.mark.essential), (2, REST), (4, CASES)],
+    ids=["2-first", "2-rest", "4-all"],
+)  # fmt: skip
 def test_divided_sequences_have_the_outputs_and_gradients_of_whole_ones(tmp_path, processes, cases):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     done = subprocess.run(

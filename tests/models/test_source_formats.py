@@ -125,7 +125,6 @@ def test_the_same_tokens_are_generated(name):
             assert torch.equal(ours.generate(ids, **settings, **way), expected), way
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("form", [
     {"attention_type": "differential_v2"}, {"attention_type": "differential_v2", "control": True},
     {"attention_type": "dex"},

@@ -133,7 +133,6 @@ def hidden_mask(hide, window):
     return mask[:, None]
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("layer", [None, 0, 1])
 @pytest.mark.parametrize("name", EVERY)
 def test_a_knocked_out_span_is_a_mask_of_the_whole_pass(build, name, layer, ids, spans):

@@ -89,7 +89,6 @@ def test_a_system_that_is_always_wrong_scores_zero():
     assert cell["by_place"] == [0.0] * 4
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize("needles", [2, 4, 8])
 @pytest.mark.parametrize("depth", [None, 0.0, 0.5])
 def test_guessing_a_number_of_the_context_scores_the_guess_rate(needles, depth):

@@ -104,7 +104,6 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.mark.grid
 @pytest.mark.parametrize(
     ("command", "where"),
     [

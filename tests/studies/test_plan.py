@@ -1,9 +1,6 @@
 """What is said before training begins."""
 
-import pytest
 
-
-@pytest.mark.slow
 def test_a_schedule_without_decay_is_told(antiphase, tiny_preset):
     words = f"train --preset {tiny_preset.name} --set training.steps=2 --set training.warmup_steps"
     code, out, _ = antiphase(f"{words}=8 --output a")

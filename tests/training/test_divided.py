@@ -99,7 +99,6 @@ def test_a_divided_model_trains_as_a_whole_one(group, trained, kind):
     assert_equal(states(*divided), states(*plain))
 
 
-@pytest.mark.slow
 def test_divided_and_whole_checkpoints_are_read_by_either(tmp_path, group, trained):
     model, optimizer = trained(group)
     save(tmp_path / "divided", model, optimizer, group, 7)

@@ -132,7 +132,6 @@ def test_every_step_reads_its_own_batch_once(tmp_path, run, monkeypatch):
     assert read == list(range(20))
 
 
-@pytest.mark.slow
 def test_run_stopped_before_its_first_checkpoint_starts_again(tmp_path, run, outcome, assert_identical):
     run(tmp_path / "whole")
     with pytest.raises(OSError, match="disk is full"):

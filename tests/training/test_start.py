@@ -36,7 +36,6 @@ def test_a_run_goes_on_where_the_other_ended(run, trained, tmp_path):
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.slow
 def test_resuming_does_not_start_over(run, settings, trained, tmp_path, outcome, assert_identical):
     changes = ("model.attention_type=softmax", f"training.start_from={trained}")
     run(tmp_path / "whole", *changes)

@@ -106,7 +106,6 @@ def test_a_run_does_not_go_on_with_other_text(tmp_path, text_settings, changed):
         train_run(settings, tmp_path / "run", resume=True)
 
 
-@pytest.mark.slow
 def test_the_held_out_part_is_measured_only_while_its_text_is_the_same(tmp_path, text_settings):
     train_run(text_settings(), tmp_path / "run", resume=False)
     request = settings_of("perplexity", name=str(tmp_path / "run"), samples=2)

@@ -63,7 +63,6 @@ def test_only_what_is_trained_is_in_the_optimizer(settings, text_tokenizer):
     assert {id(one) for group in build_optimizer(model, chosen.training).param_groups for one in group["params"]} == own
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("trained", ["lambda", "lora"])
 def test_an_interrupted_run_equals_the_whole_one(run, tmp_path, outcome, assert_identical, trained):
     def stop(step, values):

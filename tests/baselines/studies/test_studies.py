@@ -115,7 +115,6 @@ SHORT = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SHORT)
 def test_a_study_that_was_killed_continues_after_its_last_model(tmp_path, monkeypatch, name):
     module, part, parts, request = SHORT[name]

@@ -28,7 +28,6 @@ def softmax(query, key, value, mask=None, *, is_causal=False, window=0, scale=0.
     return out
 
 
-@pytest.mark.grid("kernels")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("queries", "keys"), AROUND_EDGES)
 @pytest.mark.parametrize("window", [None, 1, 33])
@@ -88,7 +87,6 @@ def test_any_documents_end_to_end(data):
     attention.assert_documents_are_apart("native", data, 60)
 
 
-@pytest.mark.grid("kernels")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("queries", "keys"), AROUND_EDGES)
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -160,7 +158,6 @@ def test_a_key_that_is_not_finite_touches_only_queries_that_see_it(poison, windo
     attention.assert_poison_stays("native", 80, 41, poison, window)
 
 
-@pytest.mark.grid("kernels")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (5, 5), (6, 2)])
 @pytest.mark.parametrize(("queries", "keys", "window"), [(400, 1200, None), (600, 130, None), (700, 700, 33)])

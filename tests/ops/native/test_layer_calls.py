@@ -59,7 +59,6 @@ def test_an_explicit_choice_that_cannot_serve_is_refused_and_auto_uses_another(t
     assert differential_attention(tensor, tensor, value, 0.5, scale=scale).shape == (1, 1, 3, 4)
 
 
-@pytest.mark.grid("kernels")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("width", [5, 8, 16, 24, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -39,7 +39,6 @@ def test_losses_and_gradients(rows, width):
     )
 
 
-@pytest.mark.grid("kernels")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
@@ -61,7 +60,6 @@ def test_it_errs_no_more_than_twice_pytorchs(dtype, rows, width, scale):
         assert errors[0] <= 2 * (errors[1] + errors[2])
 
 
-@pytest.mark.grid("kernels")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("width", [5, 16, 1040, 2500])
