@@ -1,5 +1,5 @@
-# Everything a checkout needs. One virtual environment serves all targets: the runtime packages come first, enough for
-# `make demo`; the development tools are added when a target needs them. A stamp file says which of the two is there.
+# Everything a checkout needs. One virtual environment serves all targets: `make demo` installs the packages that
+# antiphase runs on, other targets the development tools too. A stamp file for each says what is there.
 
 PYTHON ?= python3
 WORKERS ?= auto
@@ -8,9 +8,10 @@ BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 # Modules are compiled when they are first imported: half of what installation would take.
 INSTALL = $(PIP) install --quiet --no-compile --constraint constraints.txt
+TORCH := $(VENV)/.torch-installed
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
-TORCH = $(shell grep '^torch==' constraints.txt)
+TORCH_VERSION = $(shell grep '^torch==' constraints.txt)
 
 # Each worker gets one thread, or the workers fight for the cores; and no test may reach for the network.
 PYTEST = OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest \
@@ -75,7 +76,7 @@ format: $(DEV)  ## format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 
 types: $(DEV)  ## static types
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 imports: $(DEV)  ## direction of imports between the package's parts
 	$(BIN)/lint-imports
@@ -84,20 +85,30 @@ clean:  ## remove build results and caches; keeps .venv and runs
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find antiphase tests examples -type d -name __pycache__ -prune -exec rm -rf {} +
 
-# torch goes in first and by itself, at the tested version: together with the rest, or as a range, pip may choose
-# another build of it and gigabytes of GPU libraries with it.
-$(RUNTIME): pyproject.toml constraints.txt
+# A newer pip than Python brings resolves the packages in half the time. torch goes in first and by itself, at the tested
+# version: together with the rest, or as a range, pip may choose another build of it and gigabytes of GPU libraries with
+# it.
+$(TORCH): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo 'antiphase needs Python 3.11 or newer. Name one: make PYTHON=python3.11 ...' >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 		echo 'This Python lacks the venv module. Install it (Debian, Ubuntu: apt install python3-venv).' >&2; exit 1; }
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo 'Installing $(TORCH), then the packages antiphase runs on, into $(VENV): a few minutes'
-	@$(INSTALL) $(TORCH)
+	@$(PIP) install --quiet --upgrade pip
+	@echo 'Installing $(TORCH_VERSION), then the packages antiphase runs on, into $(VENV): a few minutes'
+	@$(INSTALL) $(TORCH_VERSION)
+	@touch $@
+
+$(RUNTIME): $(TORCH)
 	@$(INSTALL) --editable .
 	@touch $@
 
-$(DEV): $(RUNTIME)
-	@echo 'Installing the development tools into $(VENV)'
-	@$(INSTALL) --editable '.[dev]'
-	@touch $@
+# The native kernels take a minute of two cores. They are compiled while the packages are fetched, then found by the
+# installation of antiphase, which would fetch and compile one after the other; it also reports what cannot be compiled.
+$(DEV): $(TORCH)
+	@echo 'Installing the development tools too'
+	@$(PYTHON) -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		print(*project["dependencies"], *project["optional-dependencies"]["dev"], sep="\n")' >$(VENV)/requirements.txt
+	@(cd antiphase/ops/native && $(PYTHON) -c 'import build; build.is_current() or build.build()' 2>/dev/null) & \
+		$(INSTALL) --requirement $(VENV)/requirements.txt && wait && $(INSTALL) --editable '.[dev]'
+	@touch $@ $(RUNTIME)

@@ -6,6 +6,7 @@ are made from records only.
 
 from __future__ import annotations
 
+import functools
 import glob
 import hashlib
 import json
@@ -287,8 +288,9 @@ def _processor() -> str:
     return platform.processor()
 
 
+@functools.cache
 def _revision() -> str | None:
-    """Commit of the source tree of the package; None for an installed wheel."""
+    """Commit of the source tree of the package when the process first asked; None for an installed wheel."""
     root = Path(__file__).parent.parent
     if not (root / ".git").exists():
         return None

@@ -179,7 +179,7 @@ def check_task(task: RetrievalTask) -> None:
     """
     language = task.language
     questions = sorted((len(language.question(key)) for key in range(language.key_count)), reverse=True)
-    answer = max(len(language.answer(value)) for value in range(language.value_count)) + len(language.ending())
+    answer = language.longest_answer() + len(language.ending())
     keys = sorted(range(language.key_count), key=lambda key: -len(language.question(key)))
     asking = []  # tokens of all questions and answers, by number of facts per question
     for size in range(1, task.together + 1):

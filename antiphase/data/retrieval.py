@@ -82,6 +82,10 @@ class Language(Protocol):
 
     def answer(self, value: int) -> list[int]: ...
 
+    def longest_answer(self) -> int:
+        """How many tokens the longest answer has."""
+        ...
+
     def between(self, left: int) -> list[int]:
         """The tokens between two answers to one question, if ``left`` answers are still to come."""
         ...
@@ -129,6 +133,9 @@ class SymbolLanguage:
     def answer(self, value: int) -> list[int]:
         return [len(self.special_tokens) + self.key_count + value]
 
+    def longest_answer(self) -> int:
+        return 1
+
     def ending(self) -> list[int]:
         return []
 
@@ -148,6 +155,7 @@ class TextLanguage:
         self._tokenizer = tokenizer
         self._tokens = filler_tokens
         self._questions = [self._encode(question([city])) for city in CITIES]
+        self._answers: dict[int, list[int]] = {}
         self._comma, self._and = self._encode(","), self._encode(" and")
         self._ending = self._encode(".")
         self._instruction = self._encode(INSTRUCTION)
@@ -173,7 +181,13 @@ class TextLanguage:
         return self._and if left == 1 else self._comma
 
     def answer(self, value: int) -> list[int]:
-        return self._encode(f" {value + 10 ** (NUMBER_DIGITS - 1)}")
+        if value not in self._answers:
+            self._answers[value] = self._encode(_number(value))
+        return self._answers[value]
+
+    def longest_answer(self) -> int:
+        numbers = [_number(value) for value in range(self.value_count)]
+        return max(map(len, self._tokenizer(numbers, add_special_tokens=False).input_ids))
 
     def ending(self) -> list[int]:
         return self._ending
@@ -358,6 +372,10 @@ def needle_page() -> str:
     """The instruction and two needles per city, for training a tokenizer."""
     numbers = [f"{10 + index % 90}{index % 100:02}" for index in range(2 * len(CITIES))]  # covers every pair of digits
     return INSTRUCTION + "".join(needle(CITIES[place % len(CITIES)], number) for place, number in enumerate(numbers))
+
+
+def _number(value: int) -> str:
+    return f" {value + 10 ** (NUMBER_DIGITS - 1)}"
 
 
 def question(cities: Sequence[str]) -> str:

@@ -371,7 +371,6 @@ packing.pack(corpus, tokenizer, sequence_length=16, cache=cache, progress=lambda
 """
 
 
-@pytest.mark.essential
 @pytest.mark.slow
 def test_a_packer_that_dies_leaves_neither_lock_nor_half_a_file(corpus, tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path / "tokenizer")

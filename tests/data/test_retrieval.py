@@ -2,6 +2,7 @@
 they belong.
 """
 
+import copy
 import re
 from itertools import pairwise
 
@@ -294,6 +295,17 @@ def test_a_sequence_too_short_for_its_needles_is_refused_with_the_length_it_take
     assert not full.spans["filler"].any()
     with pytest.raises(InputError, match=rf"data\.sequence_length \({taken - 1}\).*{taken} tokens"):
         symbol_task(sequence_length=taken - 1).sample(1, keyed_generator(17))
+
+
+def test_the_longest_answer_is_that_of_all_answers(text_tokenizer):
+    """Of a tokenizer in which a piece of some numbers is one token."""
+    tokenizer = copy.deepcopy(text_tokenizer)
+    tokenizer.add_tokens(["47"])
+    language = TextLanguage(tokenizer, numpy.arange(20, dtype=numpy.uint16))
+    lengths = {len(language.answer(value)) for value in range(language.value_count)}
+    assert language.longest_answer() == max(lengths)
+    assert len(lengths) > 1
+    assert SYMBOLS.longest_answer() == max(len(SYMBOLS.answer(value)) for value in range(NUMBERS))
 
 
 def test_too_little_text_for_the_filler_is_refused_with_the_remedy(text_tokenizer):

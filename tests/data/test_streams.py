@@ -376,6 +376,9 @@ class OneLongValue(SymbolLanguage):
     def answer(self, value):
         return super().answer(value) * (4 if value == 7 else 1)
 
+    def longest_answer(self):
+        return 4
+
 
 def test_the_one_value_that_is_too_long_is_seen_before_training():
     def task(length):

@@ -205,9 +205,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.essential
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.essential)])
 def test_finished_shards_survive_a_kill(workers, tokenizer, tmp_path, small_shards, monkeypatch):
     json_lines(tmp_path / "a.jsonl")
     tokenizer.save_pretrained(tmp_path / "tokenizer")

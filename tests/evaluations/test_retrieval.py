@@ -439,7 +439,6 @@ cli.main()
 """
 
 
-@pytest.mark.essential
 @pytest.mark.slow
 def test_a_killed_command_goes_on(tmp_path, make, book, counted, antiphase):
     words = [make("ours"), "--against", make("llama", "llama"), "--data", book, "--needles", "3", "--depths", "0.5"]

@@ -110,7 +110,7 @@ def test_the_decoding_step_compiles_with_a_static_cache(tiny_model, kind):
             torch.testing.assert_close(found[:, 0], expected[:, place], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["differential", "vanilla"])
+@pytest.mark.parametrize("kind", ["differential", pytest.param("vanilla", marks=pytest.mark.slow)])
 def test_a_compiled_model_needs_no_mask_of_all_pairs(tiny_model, kind, monkeypatch):
     """Causality alone is no mask, unless the caller's positions could tell several texts apart."""
     torch.compiler.reset()  # after too many compilations in other tests nothing more would be compiled

@@ -121,6 +121,7 @@ def test_a_command_whose_runs_all_diverged_says_so(tmp_path, monkeypatch, capsys
     assert (tmp_path / "c" / PAGE).is_file()
 
 
+@pytest.mark.slow
 def test_a_rate_that_diverged_is_not_the_best(tmp_path, diverging):
     preset = diverging(*(f"{arm}-rate0.02-seed1" for arm in ("softmax", "differential")))
     record = tune(preset, tmp_path / "t", learning_rates=[0.02, 1e-9])  # the other one learns nothing

@@ -146,7 +146,6 @@ def test_tokens_stay_readable_on_their_shade(show, look_record):
             assert ratio(text, f"rgb({mixed[0]}, {mixed[1]}, {mixed[2]})") > 4.5, shade
 
 
-@pytest.mark.essential
 def test_every_map_of_every_head_is_the_records(show, look_record):
     record = look_record()
     page = show(record)

@@ -131,6 +131,7 @@ def test_a_stopped_study_goes_on_and_trains_nothing_twice(stopped_and_gone_on_wi
     refused(r"other settings \(settings\)", f"{words} --output cut --resume --set epochs=2")
 
 
+@pytest.mark.slow
 def test_other_pairs_or_another_tokenizer_do_not_continue(antiphase, refused, tmp_path):
     train_bpe(["a b c d e f Aa Bb Cc Dd Ee Ff"], 300).save_pretrained(tmp_path / "pieces")
     words = f"translate --train train.tsv --test test.tsv --models transformer --tokenizer pieces {TINY} --output r"

@@ -199,7 +199,6 @@ def test_tokens_that_fill_no_sequence_are_not_counted(tmp_path, monkeypatch):
     assert row["tokens_per_second"] == 2 * 14
 
 
-@pytest.mark.essential
 @pytest.mark.slow
 def test_gradients_by_place_and_norm(antiphase, tmp_path):
     code, out, err = antiphase(
