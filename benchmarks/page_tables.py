@@ -59,6 +59,7 @@ PAGES = (
             "reproduction",
             "line",
             "why",
+            "pairs",
             "real-model",
             "reliability",
             "cluster",
