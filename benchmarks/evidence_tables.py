@@ -341,7 +341,7 @@ TABLES: dict[str, Callable[[], Rows]] = {
         *simple_effects("precision", "precision"),
         *simple_effects("precision", "attention")[1:],
     ],
-    "grid": lambda: tuned("grid", "grid-above"),
+    "grid": lambda: tuned("grid", "grid-above", "grid-above-start-0.02"),
     "steps": lambda: losses("steps"),
     "steps-effects": lambda: [
         *simple_effects("steps", "attention"),
