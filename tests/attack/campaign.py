@@ -1,15 +1,20 @@
 """``make attack``: kills, disk faults and damaged inputs for every command and reader; its record says what was lost.
 
 ``--minute`` is a short form, which the slow tests run. ``--only`` runs one part, and its result takes the place of the
-former one in the record. ``--seed`` repeats a campaign: it decides everything but the moments' exact instants.
+former one in the record. ``--seed`` repeats a campaign: it decides everything but the moments' exact instants. What a
+try found is kept beside the record until its part is finished: ``--minutes`` ends a sitting, and the same command, at
+the same revision, goes on, after a kill too.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
+import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -24,7 +29,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from attack import disk, fuzz, programs, stops, targets  # noqa: E402 – found by the line above
 
-from antiphase.records import Record, environment  # noqa: E402 – after it, as isort has it
+from antiphase.errors import InputError, Interrupted  # noqa: E402 – after it, as isort has it
+from antiphase.folders.journal import Journal  # noqa: E402
+from antiphase.records import Record, environment, finite  # noqa: E402
 
 FULL = {"kills": 250, "torchrun": 50, "faults": 200, "inputs": 10_000}
 MINUTE = {"kills": 4, "torchrun": 0, "faults": 6, "inputs": 30}
@@ -40,11 +47,34 @@ Try = Callable[[targets.Target, stops.Undisturbed, Path, random.Random], stops.O
 class Campaign:
     """The parts of a campaign, and what they found."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        self.folder, self.draw = folder, random.Random(seed)
+    def __init__(self, folder: Path, seed: int, minutes: float) -> None:
+        self.folder, self.seed = folder, seed
         self.inputs = folder / "inputs"
         self.known: dict[str, stops.Undisturbed] = {}
         self.wrong: list[str] = []
+        self.end = time.monotonic() + 60 * minutes
+        self.journal: Journal | None = None
+        """What the tries of this part found; None if no record is written."""
+        self.seconds = 0.0
+        """How long these tries took, in all sittings."""
+
+    def kept(self, part: object, make: Callable[[], Any]) -> Any:
+        """What a part of the work found, in an earlier sitting or now, as JSON has it.
+
+        Raises:
+            Interrupted: the sitting is over.
+        """
+        if self.journal is None:
+            return finite(make())
+        key = self.journal.key(part)
+        if key not in self.journal.known:
+            if time.monotonic() > self.end:
+                raise Interrupted("the minutes are over; the same command goes on")
+            started = time.perf_counter()
+            found = make()
+            self.journal.add(key, {"found": found, "seconds": time.perf_counter() - started})
+        self.seconds += self.journal.known[key]["seconds"]
+        return self.journal.known[key]["found"]
 
     def prepare(self) -> None:
         """Write the inputs, in a process of its own: a process that has computed with torch must not fork."""
@@ -96,9 +126,7 @@ class Campaign:
         while chosen and met < count and tries < 4 * count:
             target = chosen[tries % len(chosen)]
             tries += 1
-            if target.name not in self.known:
-                self.known[target.name] = stops.undisturbed(target, self.folder)
-            outcome = self.draw.choice(ways(target))(target, self.known[target.name], self.folder, self.draw)
+            outcome = stops.Outcome(**self.kept(tries, functools.partial(self._tried, target, ways(target), tries)))
             row, happened = rows[target.name], len(outcome.stops)
             row["tries"] += 1
             row["stops"] += happened
@@ -110,6 +138,13 @@ class Campaign:
                 self.wrong.append(f"{target.name} ({'; '.join(outcome.stops)}): {words}")
                 print(f"LOST {self.wrong[-1]}", flush=True)  # noqa: T201 – progress
         return [{**row, "ways": dict(by_way[name])} for name, row in rows.items()]
+
+    def _tried(self, target: targets.Target, ways: Sequence[Try], number: int) -> stops.Outcome:
+        """The try of this number, which its seed and number decide."""
+        if target.name not in self.known:
+            self.known[target.name] = stops.undisturbed(target, self.folder)
+        draw = random.Random(f"{self.seed} {number}")
+        return draw.choice(ways)(target, self.known[target.name], self.folder, draw)
 
 
 def main() -> int:
@@ -129,10 +164,17 @@ def main() -> int:
         programs.warm_up()
     wrong: list[str] = []
     with TemporaryDirectory() as folder:
-        campaign = Campaign(Path(folder), given.seed)
-        for part in [given.only] if given.only else [name for name, size in sizes.items() if size]:
-            started = time.perf_counter()
-            rows = attack(campaign, part, sizes[part], given)
+        campaign = Campaign(Path(folder), given.seed, given.minutes)
+        parts = [given.only] if given.only else [name for name, size in sizes.items() if size]
+        for part in parts:
+            campaign.seconds = 0.0
+            try:
+                if given.output is not None:
+                    campaign.journal = journal(unfinished(given.output, part), sizes[part], given.seed)
+                rows = attack(campaign, part, sizes[part], given)
+            except (InputError, Interrupted) as error:
+                print(error)  # noqa: T201 – why it goes no further
+                return 130 if isinstance(error, Interrupted) else 2
             if not rows:
                 print(f"--target {given.target}: {part} has no such target")  # noqa: T201 – the reason
                 return 2
@@ -140,13 +182,33 @@ def main() -> int:
                 campaign.wrong.append(f"{part}: {met} of {sizes[part]} happened in four times as many tries")
             found = {
                 "size": sizes[part], "seed": given.seed, "revision": environment()["revision"], "rows": rows,
-                "wrong": campaign.wrong, "seconds": time.perf_counter() - started,
+                "wrong": campaign.wrong, "seconds": campaign.seconds,
             }  # fmt: skip
             if given.output is not None:
                 print(keep(given.output, part, found))  # noqa: T201 – the path of the result
             wrong, campaign.wrong = wrong + campaign.wrong, []
+    if given.output is not None:
+        for part in parts:
+            shutil.rmtree(unfinished(given.output, part))
     print(f"{len(wrong)} lost" if wrong else "nothing was lost")  # noqa: T201 – the result
     return int(bool(wrong))
+
+
+def unfinished(output: Path, part: str) -> Path:
+    """The folder of what the tries of a part found, until all parts of the command are finished."""
+    return output / "unfinished" / f"attack-{part}"
+
+
+def journal(folder: Path, size: int, seed: int) -> Journal:
+    """What the tries of a part found so far.
+
+    Raises:
+        InputError: those in the folder are of another size, seed or revision.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found = Journal(folder, lambda: {"size": size, "seed": seed, "revision": environment()["revision"]})
+    found.begin()
+    return found
 
 
 def keep(folder: Path, part: str, found: dict[str, Any]) -> Path:
@@ -154,15 +216,14 @@ def keep(folder: Path, part: str, found: dict[str, Any]) -> Path:
     path = folder / "attack.json"
     values = (Record.load(path).values if path.is_file() else {}) | {part: found}
     values = {name: values[name] for name in FULL if name in values}
-    return Record(kind="attack", values=values, seconds=sum(one["seconds"] for one in values.values())).save(
-        folder, "attack"
-    )
+    record = Record(kind="attack", values=values, seconds=sum(one["seconds"] for one in values.values()))
+    return record.save(folder, "attack")
 
 
 def attack(campaign: Campaign, part: str, size: int, given: argparse.Namespace) -> list[dict[str, Any]]:
     """The rows of a part of the campaign."""
     if part == "inputs":
-        rows = fuzz.all_readers(campaign.folder / "fuzz", size, given.seed, given.target)
+        rows = fuzz.all_readers(campaign.folder / "fuzz", size, given.seed, given.target, campaign.kept)
         campaign.wrong += [line for row in rows for line in row["wrong"]]
         return rows
     if not campaign.inputs.is_dir():
@@ -186,6 +247,7 @@ def arguments() -> argparse.Namespace:
     for name in FULL:
         parser.add_argument(f"--{name}", type=int, help="number of tries")
     parser.add_argument("--output", type=Path, help="folder of the record, attack.json")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no try after so many")
     return parser.parse_args()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import signal
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -50,11 +52,20 @@ class _SlowError(BaseException):
     """A call took too long."""
 
 
-def all_readers(folder: Path, count: int, number: int, only: str | None = None) -> list[dict[str, Any]]:
-    """``count`` inputs for each reader, each reader in a process of its own; a row for each."""
+def all_readers(
+    folder: Path,
+    count: int,
+    number: int,
+    only: str | None = None,
+    kept: Callable[[str, Callable[[], dict[str, Any]]], dict[str, Any]] = lambda name, make: make(),
+) -> list[dict[str, Any]]:
+    """``count`` inputs for each reader, each reader in a process of its own; a row for each.
+
+    ``kept`` gives the row of a reader, made now or in an earlier sitting.
+    """
     folder.mkdir(parents=True)
     return [
-        in_process(name, folder / str(index), count, number)
+        kept(name, functools.partial(in_process, name, folder / str(index), count, number))
         for index, name in enumerate(READERS)
         if only in (None, name)
     ]

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from attack import disk, fuzz, programs, targets
+from attack import campaign, disk, fuzz, programs, stops, targets
 from attack.readers import READERS, copy_of
 
-from antiphase.errors import InputError
+from antiphase.errors import InputError, Interrupted
 
 CAMPAIGN = Path(__file__).with_name("campaign.py")
 CORPUS = Path(__file__).parent / "corpus"
@@ -30,6 +30,39 @@ def test_nothing_is_lost_in_a_minute(tmp_path):
     assert sum(row["stops"] for row in values["faults"]["rows"]) >= 1
     assert {row["reader"] for row in values["inputs"]["rows"]} == set(READERS)
     assert all(row["tries"] >= 20 for row in values["inputs"]["rows"])
+
+
+def test_a_campaign_that_was_ended_goes_on_with_the_next_try(tmp_path):
+    chosen = [targets.Target("one", ()), targets.Target("two", ())]
+    tried = []
+
+    def attempt(target, whole, folder, draw):
+        tried.append(draw.random())
+        lost = ["a file"] if len(tried) == 2 else []
+        return stops.Outcome(target.name, [draw.choice(["at a write", "Ctrl-C"])], lost)
+
+    def sitting(folder, minutes):
+        campaign_now = campaign.Campaign(tmp_path, 5, minutes)
+        campaign_now.known = {target.name: stops.Undisturbed(1.0, 0, {}) for target in chosen}
+        campaign_now.journal = campaign.journal(tmp_path / folder, 6, 5)
+        return campaign_now
+
+    rows = sitting("whole", 9)._table(chosen, 6, lambda target: [attempt])
+    whole, tried[:] = list(tried), []
+    assert len(set(whole)) == 6
+    assert [(row["stops"], row["lost"]) for row in rows] == [(3, 0), (3, 1)]
+
+    sitting("parts", 9)._table(chosen, 4, lambda target: [attempt])
+    again = sitting("parts", 0)
+    with pytest.raises(Interrupted):
+        again._table(chosen, 6, lambda target: [attempt])
+    assert len(tried) == 4
+    again = sitting("parts", 9)
+    assert again._table(chosen, 6, lambda target: [attempt]) == rows
+    assert tried == whole
+    assert len(again.wrong) == 1
+    with pytest.raises(InputError):
+        campaign.journal(tmp_path / "parts", 7, 5)
 
 
 @pytest.mark.slow
