@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -128,14 +129,26 @@ def test_help_of_a_group_lists_its_commands(antiphase, group):
     assert all(re.search(rf"\b{name}\b", out) for name in named)
 
 
-@pytest.mark.parametrize("wrapped", [False, True])  # as Python 3.11 does while it makes a class
-def test_ctrl_c_is_exit_code_130_and_one_sentence(antiphase, monkeypatch, wrapped):
+@pytest.mark.parametrize("instead", [
+    None,
+    RuntimeError("__set_name__"),  # Python 3.11, while it makes a class
+    ValueError("could not determine the shape"),  # safetensors, while it reads a tensor
+    cli.InputError("MODEL: its weights cannot be read"),  # what our readers make of that
+])  # fmt: skip
+def test_ctrl_c_is_exit_code_130_and_one_sentence(antiphase, monkeypatch, instead):
     def interrupt(*_, **__):
-        raise (RuntimeError("__set_name__") if wrapped else KeyboardInterrupt) from KeyboardInterrupt()
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if instead is None:
+                raise
+        raise instead
 
     monkeypatch.setattr(settings, "load_preset", interrupt)
+    before = signal.getsignal(signal.SIGINT)
     code, _, err = antiphase("compare --output x")
     assert (code, err) == (130, "antiphase: stopped\n")
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_message_of_several_lines_becomes_one(antiphase, monkeypatch):

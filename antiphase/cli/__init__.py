@@ -6,7 +6,9 @@ import errno
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -102,7 +104,8 @@ def main() -> None:
         _fail(f"the argument {strange!a} is not UTF-8; rename the file, or write the text as UTF-8", 2)
     sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]  # code of the Hub, which transformers would fetch
     try:
-        code = app(standalone_mode=False, prog_name="antiphase")
+        with _ctrl_c_stops():
+            code = app(standalone_mode=False, prog_name="antiphase")
     except InputError as error:
         _fail(str(error), 2)
     except DivergedError as error:
@@ -117,8 +120,6 @@ def main() -> None:
         file, verb = str(error.filename or "a file"), "written" if REMEDIES[error.errno] == ROOM else "used"
         _fail(f"{file[:200]} cannot be {verb} ({error.strerror}); {REMEDIES[error.errno]}", 2)
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps what it meets while it makes a class
-            _fail("stopped", 130)
         if not is_lack_of_memory(error):
             raise
         wanted = re.search(r"allocate ([\d.]+ ?\w+)", str(error))
@@ -129,6 +130,35 @@ def main() -> None:
     if code == 130:  # Ctrl-C while there was nothing that a checkpoint could save
         _fail("stopped", 130)
     sys.exit(code or 0)
+
+
+@contextmanager
+def _ctrl_c_stops() -> Iterator[None]:
+    """One sentence also where what Ctrl-C interrupts raises another error instead of KeyboardInterrupt.
+
+    Python 3.11 does while it makes a class (RuntimeError), safetensors while it reads a tensor (ValueError).
+    """
+    pressed = False
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.default_int_handler(number, frame)
+
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if is_default:
+        signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception:
+        if pressed:
+            _fail("stopped", 130)
+        raise
+    finally:
+        if is_default:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 LONGEST, END, WORD = 280, 80, 24

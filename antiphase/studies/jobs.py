@@ -12,7 +12,7 @@ from antiphase.errors import DIVERGED, DivergedError
 from antiphase.execution.executor import Command, Pool
 from antiphase.execution.queue import run_tasks
 from antiphase.folders.contents import check_model, check_text
-from antiphase.records import PAGE, Record, write_atomically
+from antiphase.records import PAGE, Record, remove_leftovers, write_atomically
 from antiphase.training.run_folder import METRICS, last_metrics
 
 
@@ -86,6 +86,7 @@ class _Training:
         logs = self.output / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         path = logs / f"{self.name}.yaml"
+        remove_leftovers(path)
         write_atomically(path, to_yaml(settings).encode())
         words = ["train", "--preset", str(path), "--output", str(self.folder), "--resume"]
         return Command(self.name, words, self.folder, logs / f"{self.name}.log")

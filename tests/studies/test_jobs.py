@@ -88,6 +88,14 @@ def test_a_run_that_was_stopped_before_its_page_is_started_again(tmp_path, job, 
     assert [name for name, _ in scripts["started"]] == ["a"]
 
 
+def test_settings_that_a_killed_study_was_writing_leave_nothing(tmp_path, job, scripts):
+    dead = 2**22 + 1  # above the highest number of a process
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / f".a.yaml.{dead}.tmp").write_text("half")
+    run_jobs([job("a")], tmp_path, pool=LocalPool(1, 1), report=lambda *_: None)
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["a.log", "a.yaml"]
+
+
 def test_refusal_of_a_run_is_the_refusal_of_the_study(tmp_path, job, scripts):
     scripts["a"] = "import sys; print('progress'); sys.stderr.write('antiphase: data.x is wrong\\n'); sys.exit(2)"
     with pytest.raises(InputError, match=r"^data\.x is wrong$"):
