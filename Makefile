@@ -85,9 +85,9 @@ clean:  ## remove build results and caches; keeps .venv and runs
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find antiphase tests examples -type d -name __pycache__ -prune -exec rm -rf {} +
 
-# A newer pip than Python brings resolves the packages in half the time. torch goes in first and by itself, at the tested
-# version: together with the rest, or as a range, pip may choose another build of it and gigabytes of GPU libraries with
-# it.
+# pip's newest version resolves the packages faster than the one that Python brings. torch goes in first and by
+# itself, at the tested version: together with the rest, or as a range, pip may choose another build of it and gigabytes
+# of GPU libraries with it.
 $(TORCH): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo 'antiphase needs Python 3.11 or newer. Name one: make PYTHON=python3.11 ...' >&2; exit 1; }

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from typer.core import TyperGroup
 
 from antiphase import cli
 from antiphase.records import Record
-from antiphase.studies import settings
 
 DOCS = Path(__file__).parents[1] / "docs"
 ALL = typer.main.get_command(cli.app)
@@ -127,36 +125,6 @@ def test_help_of_a_group_lists_its_commands(antiphase, group):
     named = [command.split(" ")[1] for command in COMMANDS if command.startswith(f"{group} ")]
     assert len(named) >= 3
     assert all(re.search(rf"\b{name}\b", out) for name in named)
-
-
-@pytest.mark.parametrize("instead", [
-    None,
-    RuntimeError("__set_name__"),  # Python 3.11, while it makes a class
-    ValueError("could not determine the shape"),  # safetensors, while it reads a tensor
-    cli.InputError("MODEL: its weights cannot be read"),  # what our readers make of that
-])  # fmt: skip
-def test_ctrl_c_is_exit_code_130_and_one_sentence(antiphase, monkeypatch, instead):
-    def interrupt(*_, **__):
-        try:
-            signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt:
-            if instead is None:
-                raise
-        raise instead
-
-    monkeypatch.setattr(settings, "load_preset", interrupt)
-    before = signal.getsignal(signal.SIGINT)
-    code, _, err = antiphase("compare --output x")
-    assert (code, err) == (130, "antiphase: stopped\n")
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_message_of_several_lines_becomes_one(antiphase, monkeypatch):
-    def fail(*_, **__):
-        raise cli.InputError("first\nsecond")
-
-    monkeypatch.setattr(settings, "load_preset", fail)
-    assert antiphase("compare --output x")[2] == "antiphase: first second\n"
 
 
 def test_usage_errors_are_what_typer_raises():

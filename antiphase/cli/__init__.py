@@ -152,7 +152,7 @@ def _ctrl_c_stops() -> Iterator[None]:
         yield
     except Interrupted:
         raise
-    except Exception:
+    except Exception:  # whatever a library makes of KeyboardInterrupt; anything else is raised again
         if pressed:
             _fail("stopped", 130)
         raise

@@ -1,0 +1,38 @@
+"""How a command that cannot go on ends: one sentence and its exit code."""
+
+import signal
+
+import pytest
+
+from antiphase import cli
+from antiphase.studies import settings
+
+
+@pytest.mark.parametrize("instead", [
+    None,
+    RuntimeError("__set_name__"),  # Python 3.11, while it makes a class
+    ValueError("could not determine the shape"),  # safetensors, while it reads a tensor
+    cli.InputError("MODEL: its weights cannot be read"),  # what our readers make of that
+])  # fmt: skip
+def test_ctrl_c_is_exit_code_130_and_one_sentence(antiphase, monkeypatch, instead):
+    def interrupt(*_, **__):
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            if instead is None:
+                raise
+        raise instead
+
+    monkeypatch.setattr(settings, "load_preset", interrupt)
+    before = signal.getsignal(signal.SIGINT)
+    code, _, err = antiphase("compare --output x")
+    assert (code, err) == (130, "antiphase: stopped\n")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_message_of_several_lines_becomes_one(antiphase, monkeypatch):
+    def fail(*_, **__):
+        raise cli.InputError("first\nsecond")
+
+    monkeypatch.setattr(settings, "load_preset", fail)
+    assert antiphase("compare --output x")[2] == "antiphase: first second\n"
