@@ -69,12 +69,17 @@ def finish(
     """
     from antiphase.records import PAGE
     from antiphase.report.html import write_report
+    from antiphase.report.summary import presentation_of
     from antiphase.report.terminal import print_summary
 
     if as_json:
         print_json(record)
     else:
         print_summary(record, console)
+        headings = presentation_of(record.kind).headings(record)
+        for heading, other in zip(headings, further if headings else (), strict=True):
+            console.rule(heading, align="left")
+            print_summary(other, console)
     written = (page or write_report)([record, *further], output / PAGE)
     console.print(f"record: {output / 'record.json'}\npage:   {written}", highlight=False)
 

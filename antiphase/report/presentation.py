@@ -57,5 +57,7 @@ class Presentation:
     """Writes the page that records of this kind alone have; None: a report."""
     further: Callable[[Record, Path], Sequence[Record]] = lambda record, output: ()
     """Other records in the record's folder, which its page shows too."""
+    headings: Callable[[Record], Sequence[str]] = lambda record: ()
+    """For the tables of these other records in the terminal, if the record itself only lists them."""
     closing: Callable[[Record, Path], str] = lambda record, output: ""
     """The last lines in the terminal about a record and the folder that holds it."""

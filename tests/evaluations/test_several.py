@@ -157,16 +157,21 @@ def test_records_are_those_of_the_single_commands(antiphase, two, book, tmp_path
         f"evaluate several {two[0]} {two[1]} --measure perplexity,outliers --data {book} --output all --set "
         "perplexity.length=16 --set perplexity.samples=4 --set outliers.length=16 --set outliers.samples=4"
     )
-    code, _, err = antiphase(f"{command} --at-once 2")
+    code, shown, err = antiphase(f"{command} --at-once 2")
     assert code == 0, err
     found = Several.of(Record.load(tmp_path / "all"))
     folders = ["perplexity-model", "perplexity-model-2", "outliers-model", "outliers-model-2"]
     assert [row.folder for row in found.rows] == folders
     for row in found.rows:
-        code, _, err = antiphase(
+        code, out, err = antiphase(
             f"evaluate {row.measurement} {row.model} --data {book} --length 16 --samples 4 --output {row.folder}"
         )
         assert code == 0, err
+        tables, paths, _ = out.partition("\nrecord:")
+        begins = next(title for title in ("Perplexity", "Largest values") if title in tables)
+        below = shown.partition(f"{row.folder} ─")[2]
+        assert paths
+        assert below.lstrip("─\n").startswith(tables[tables.index(begins) :].rstrip())
         single, one = Record.load(tmp_path / row.folder), Record.load(tmp_path / "all" / row.folder)
         assert (one.values, one.config) == (single.values, single.config)
     page = (tmp_path / "all" / "report.html").read_text("utf-8")

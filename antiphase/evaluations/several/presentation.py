@@ -27,4 +27,5 @@ PRESENTATION = Presentation(
     introduction="Each measurement of each model is a command of its own, with its record in a folder below this one.",
     tables=lambda record: [listed(record)],
     further=_records,
+    headings=lambda record: [row.folder for row in Several.of(record).rows],
 )
