@@ -8,6 +8,7 @@ first answer is scored: if all N were asked in turn, a model that names any valu
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -313,7 +314,7 @@ class RetrievalTask:
         kinds = [kind["first_token"]] * len(opening) + [kind["instruction"]] * len(instruction)
         done = 0
         for index in self._order(places, ties):
-            cut = min(cuts, key=lambda place: abs(place - places[index] * room))
+            cut = _nearest(cuts, places[index] * room)
             ids += filler[done:cut] + needles[index]
             kinds += [kind["filler"]] * (cut - done)
             kinds += [kind["answer" if index == asked[0] else "other_needles"]] * len(needles[index])
@@ -389,6 +390,12 @@ def opening_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The token that opens a sequence, if the tokenizer has one: it becomes the attention sink instead of the text."""
     opening = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     return [] if opening is None else [opening]
+
+
+def _nearest(places: Sequence[int], wanted: float) -> int:
+    """Of sorted places the one next to ``wanted``, the lower of two that are equally near."""
+    after = bisect_left(places, wanted)
+    return min(places[max(0, after - 1) : after + 1], key=lambda place: abs(place - wanted))
 
 
 def distinct(rows: int, count: int, limit: int, generator: torch.Generator) -> Tensor:

@@ -120,9 +120,11 @@ class BlockLayout:
         after = before = None
         edge = max(first, position + 1)
         if is_causal and edge < last:
+            edge = first if 2 * (last - edge) > last - first else edge
             after = self._edge(stop - start, last - edge, position + 1 - edge, hides_after=True)
         edge = min(last, stop + offset - window)
         if window and edge > first:
+            edge = last if 2 * (edge - first) > last - first else edge
             before = self._edge(stop - start, edge - first, position - window + 1 - first, hides_after=False)
         return Block(slice(start, stop), slice(first, last), after, before)
 
@@ -155,7 +157,7 @@ class BlockLayout:
 
 @dataclass(frozen=True)
 class Edge:
-    """Where causality or a window cuts through the scores of a block."""
+    """Where causality or a window cuts through the scores of a block: all of their columns, if it cuts most of them."""
 
     bound: Tensor  # the largest score allowed there: -inf where hidden, else inf
     first: int
@@ -164,14 +166,15 @@ class Edge:
     def hide(self, scores: Tensor) -> None:
         """Write -inf into the hidden part of scores (..., rows, columns), whatever their values.
 
-        This takes two passes over few columns; the first replaces NaN and infinities, which a minimum would keep, by
-        zeros. Both are vectorised, unlike ``masked_fill_`` with a broadcast mask.
+        This takes two passes; the first replaces NaN and infinities, which a minimum would keep, by zeros. Both are
+        vectorised, unlike ``masked_fill_`` with a broadcast mask.
         """
-        for matrix in scores.view(-1, *scores.shape[-2:]):  # a batch of matrices would be copied, not changed in place
+        # A batch of matrices is changed in place only if it is contiguous; otherwise it would be copied.
+        for matrices in [scores] if scores.is_contiguous() else scores.view(-1, *scores.shape[-2:]):
             if self.hides_after:
-                matrix.tril_(self.first - 1)
+                matrices.tril_(self.first - 1)
             else:
-                matrix.triu_(self.first)
+                matrices.triu_(self.first)
         torch.minimum(scores, self.bound, out=scores)
 
 
