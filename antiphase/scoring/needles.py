@@ -115,7 +115,9 @@ def predictor(model: PreTrainedModel, divide: Divide = alone) -> Predict:
 
 def first_query_accuracy(model: PreTrainedModel, batch: RetrievalBatch, divide: Divide = alone) -> float:
     """Accuracy on first queries, a cheap metric for the curve of a training run."""
-    first = RetrievalBatch(batch.input_ids, batch.answer_positions[:, :1], batch.prompt_end, batch.spans)
+    positions = batch.answer_positions[:, :1]
+    read = int(positions.max()) + 1  # a causal model predicts the same without what follows
+    first = RetrievalBatch(batch.input_ids[:, :read], positions, batch.prompt_end, batch.spans)
     return correct_answers(predictor(model, divide), first).float().mean().item()
 
 
