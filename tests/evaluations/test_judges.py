@@ -70,7 +70,7 @@ def test_a_reply_that_comes_byte_by_byte_is_not_waited_for(serve):
     assert answer.reason.endswith("no reply within 0.3 s, 2 times")
     assert len(pauses) == 1
     endpoint.piece = 40
-    (answer,) = judge.answers(["Is it so?"])
+    (answer,) = EndpointJudge(endpoint.url, "wise", timeout=60.0).answers(["Is it so?"])
     assert answer.text == "Yes."
 
 
@@ -90,7 +90,8 @@ def test_failures_are_repeated_with_growing_pauses(ask):
     ((200, b"[" * 100_000), "not a chat completion, 3 times"), ((200, b"\xff\xfe"), "not a chat completion, 3 times"),
 ])  # fmt: skip
 def test_a_judge_that_never_answers_gives_no_answer_and_the_reason(ask, reply, reason):
-    ((answer,), endpoint, pauses) = ask(reply, timeout=0.2)
+    limit = 0.2 if isinstance(reply, float) else 60.0  # seconds; a busy machine answers late
+    ((answer,), endpoint, pauses) = ask(reply, timeout=limit)
     assert answer.text is None
     assert answer.reason.endswith(reason)
     assert len(endpoint.requests) == 3
