@@ -1,11 +1,22 @@
 """Calibration plans: files, ranges, and what a damaged one says."""
 
+import copy
 import json
 
 import pytest
+import torch
+import transformers as hf
 
-from antiphase.calibration import CalibrationPlan
+from antiphase.calibration import CalibrationPlan, calibrated
+from antiphase.calibration.plan import fingerprint
 from antiphase.errors import InputError
+
+
+def build(name):
+    """Two layers of four heads."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "vocab_size": 61}
+    config = hf.GPT2Config(**sizes) if name == "gpt2" else hf.LlamaConfig(**sizes, intermediate_size=48)
+    return hf.AutoModelForCausalLM.from_config(config)
 
 
 def test_a_plan_comes_back_as_it_was_with_whole_numbers(tmp_path):
@@ -57,3 +68,22 @@ def test_the_file_is_small_and_plain(tmp_path):
     tree = json.loads((tmp_path / "plan.json").read_text())
     assert tree["format"] == 1
     assert tree["heads"] == {"0": [1]}
+
+
+@pytest.mark.parametrize(("heads", "message"), [({2: [0]}, "layer 2"), ({0: [4]}, "head 4")])
+def test_heads_that_the_model_has_not_are_refused(heads, message):
+    with pytest.raises(InputError, match=message), calibrated(build("llama"), CalibrationPlan(heads=heads)):
+        pass
+
+
+def test_a_plan_for_another_model_is_refused():
+    model, other = build("llama"), build("llama")
+    plan = CalibrationPlan(heads={0: [0]}, fingerprint=fingerprint(model))
+    with calibrated(copy.deepcopy(model).bfloat16(), plan):
+        pass
+    with torch.no_grad():
+        other.model.layers[1].self_attn.q_proj.weight.mul_(1.5)
+    with pytest.raises(InputError, match="another model: the weights differ"), calibrated(other, plan):
+        pass
+    with pytest.raises(InputError, match=r"another model: its model_type"), calibrated(build("gpt2"), plan):
+        pass
