@@ -120,7 +120,7 @@ class BlockLayout:
         after = before = None
         edge = max(first, position + 1)
         if is_causal and edge < last:
-            edge = first if 2 * (last - edge) > last - first else edge
+            edge = first if 2 * (last - edge) > last - first else edge  # whole matrices are hidden in one call
             after = self._edge(stop - start, last - edge, position + 1 - edge, hides_after=True)
         edge = min(last, stop + offset - window)
         if window and edge > first:
@@ -157,7 +157,7 @@ class BlockLayout:
 
 @dataclass(frozen=True)
 class Edge:
-    """Where causality or a window cuts through the scores of a block: all of their columns, if it cuts most of them."""
+    """The columns of a block in which causality or a window hides keys from some queries; all, where these are most."""
 
     bound: Tensor  # the largest score allowed there: -inf where hidden, else inf
     first: int

@@ -58,6 +58,6 @@ class Presentation:
     further: Callable[[Record, Path], Sequence[Record]] = lambda record, output: ()
     """Other records in the record's folder, which its page shows too."""
     headings: Callable[[Record], Sequence[str]] = lambda record: ()
-    """For the tables of these other records in the terminal, if the record itself only lists them."""
+    """Headings of their tables in the terminal, which shows them only where there are headings."""
     closing: Callable[[Record, Path], str] = lambda record, output: ""
     """The last lines in the terminal about a record and the folder that holds it."""
