@@ -1,13 +1,14 @@
 """Reruns the last tokens of a text with some keys hidden, or separates the contributions of the parts of the text.
 
-One pass over the whole text stores the keys and values of every layer; each further pass runs only a few tokens.
-Legend: B sequences, P last tokens, M keys, S spans of keys.
+One pass over the whole text stores the keys and values of every layer; each further pass runs only a few tokens, in
+several copies at once that differ in what is hidden.
+Legend: B sequences, P last tokens, M keys, S spans of keys, K copies.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,10 +20,12 @@ from transformers import PreTrainedModel
 from antiphase.instrumentation.calls import AttentionCall
 from antiphase.instrumentation.hooks import observed, transformed
 from antiphase.ops.shapes import statistics_dtype
-from antiphase.probing.rows import LayerRows, rows_at, rows_of
+from antiphase.probing.rows import LayerRows, rows_at, rows_of, rows_of_heads
 
 CLOSENESS = 1e-3
 """Relative tolerance between a layer's recomputed and actual outputs; 16 roundings if that is more."""
+NUMBERS_AT_ONCE = 1 << 27
+"""Number of weights or logits of the copies that run at once, 0.5 GiB in fp32."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class _Kept:
     """(B, key maps, M, d)."""
     value: Tensor
     visible: Tensor | None
-    """(B, 1|maps, P, M): keys that the last tokens see."""
+    """(1|B, 1|maps, 1|P, M): keys that the last tokens see; None: all."""
 
 
 class LastTokens:
@@ -82,12 +85,14 @@ class LastTokens:
             ValueError: the model's attention does not use transformers' interface, depends on more than queries, keys
                 and values, or tokens cannot be run alone by position.
         """
-        if "position_ids" not in inspect.signature(model.forward).parameters:
-            raise ValueError(f"{type(model).__name__} takes no position_ids, so it cannot run a text's end alone")
         self.model, self.ids, self.positions = model, input_ids.to(model.device), positions.to(model.device)
         self.calls: list[_Kept] = []
-        with observed(model, self._keep):
+        self.rows: list[LayerRows] = []
+        """Attention of the last tokens in every layer, in order, on the CPU; see ``attention_rows``."""
+        with observed(model, self._keep, once=True):
             model.base_model(input_ids=self.ids, use_cache=False)
+        if "position_ids" not in inspect.signature(model.forward).parameters:
+            raise ValueError(f"{type(model).__name__} takes no position_ids, so it cannot run a text's end alone")
         self._run(_Replay(self))
 
     @property
@@ -102,21 +107,41 @@ class LastTokens:
         return [first[index] for index in range(self.layers)]
 
     @torch.no_grad()
-    def log_probabilities(self, targets: Tensor, *, hidden: Tensor | None = None, layer: int | None = None) -> Tensor:
+    def log_probabilities(self, targets: Tensor) -> Tensor:
         """Log-probability in nats of the tokens that follow the last tokens, summed per sequence: (B,) on the CPU.
 
         Args:
             targets: token ids (B, P); negative ids are skipped.
-            hidden: (B, M) bool, keys to hide from the last tokens: attention knock-out (Geva et al., 2304.14767). The
-                weight goes to the remaining keys, in differential heads for both maps.
-            layer: the only layer in which they are hidden, in the order of calls; None means all.
         """
-        hidden = None if hidden is None else hidden.to(self.model.device)
-        logits = self._run(_Replay(self, hidden=hidden, layer=layer))
+        return self._likely(_Replay(self), targets)[0]
+
+    @torch.no_grad()
+    def without(self, hidden: Tensor, targets: Tensor, layers: Sequence[int | None] = (None,)) -> Tensor:
+        """``log_probabilities`` with keys hidden from the last tokens, in one layer after the other: (layers, B).
+
+        This is attention knock-out (Geva et al., 2304.14767). The weight goes to the remaining keys, in differential
+        heads for both maps.
+
+        Args:
+            hidden: (B, M) bool.
+            targets: as above.
+            layers: the only layer in which they are hidden, in the order of calls; None means all at once.
+        """
+        batch, last = self.positions.shape
+        maps = max(call.query.shape[1] for call in self.calls)
+        numbers = batch * last * max(maps * self.ids.shape[1], self.model.config.get_text_config().vocab_size)
+        at_once = max(1, NUMBERS_AT_ONCE // numbers)
+        pieces = [layers[start : start + at_once] for start in range(0, len(layers), at_once)]
+        hidden = hidden.to(self.model.device)
+        return torch.cat([self._likely(_Replay(self, hidden, piece), targets) for piece in pieces])
+
+    def _likely(self, replay: _Replay, targets: Tensor) -> Tensor:
+        """Log-probabilities (K, B) of what follows the last tokens."""
+        logits = self._run(replay).unflatten(0, (-1, replay.copies))  # (B, K, P, vocabulary)
         logs = logits.to(statistics_dtype(logits.dtype)).log_softmax(-1)
-        targets = targets.to(logs.device)
+        targets = targets.to(logs.device)[:, None].expand(logs.shape[:-1])
         found = logs.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return found.where(targets >= 0, 0.0).sum(-1).cpu()
+        return found.where(targets >= 0, 0.0).sum(-1).T.cpu()
 
     @torch.no_grad()
     def contributions(self, spans: Tensor) -> list[Contributions]:
@@ -151,45 +176,90 @@ class LastTokens:
             )
         index = 0 if not self.calls else self.calls[-1].index + (not call.is_second_half)
         self.calls.append(_Kept(call.module, call.layer, index, chosen, call.key, call.value, visible))
+        if not call.is_second_half:
+            self.rows.append(rows_of_heads(call, rows))
 
     def _run(self, replay: _Replay) -> Tensor:
-        """The last tokens' logits (B, P, vocabulary)."""
-        ids = self.ids.gather(1, self.positions)
+        """The logits of all copies of the last tokens (B·K, P, vocabulary)."""
+        ids, positions = (
+            tensor.repeat_interleave(replay.copies, dim=0)
+            for tensor in (self.ids.gather(1, self.positions), self.positions)
+        )
         with transformed(self.model, replay):
-            logits: Tensor = self.model(input_ids=ids, position_ids=self.positions, use_cache=False).logits
+            logits: Tensor = self.model(input_ids=ids, position_ids=positions, use_cache=False).logits
         return logits
 
 
 class _Replay:
-    """Attention of the last tokens, with all other keys and values taken from those stored."""
+    """Attention of copies of the last tokens, with all other keys and values taken from those stored.
 
-    def __init__(self, tokens: LastTokens, *, hidden: Tensor | None = None, layer: int | None = None) -> None:
-        self.tokens, self.hidden, self.layer = tokens, hidden, layer
+    A sequence's copies, one for each of ``layers``, are further queries and keys of it. A copy sees the stored keys
+    except those of the last tokens, for which it has its own.
+    """
+
+    def __init__(
+        self, tokens: LastTokens, hidden: Tensor | None = None, layers: Sequence[int | None] = (None,)
+    ) -> None:
+        self.tokens, self.hidden, self.layers = tokens, hidden, layers
         self.calls = iter(tokens.calls)
+
+    @property
+    def copies(self) -> int:
+        """Number of copies K of each sequence."""
+        return len(self.layers)
 
     def __call__(self, call: AttentionCall) -> Tensor:
         whole, rows = self._whole_text(call)
-        return _output(rows, whole.values)
+        return self._apart(_output(rows, whole.values))
 
     def _whole_text(self, call: AttentionCall) -> tuple[AttentionCall, LayerRows]:
-        """The call with all keys and values, and the rows of the last tokens."""
+        """The call with all keys and values (M + K·P), and the rows of the last tokens (K·P)."""
         kept = next(self.calls)
         if self.hidden is None and not _is_close(call.query, kept.query, kept.query):
             raise ValueError(
                 f"{type(self.tokens.model).__name__} computes a text's last tokens differently alone than after the "
                 "others, so they cannot be run again"
             )
-        places = self.tokens.positions[:, None, :, None]
-        keys, values = (
-            old.scatter(2, places.expand(-1, old.shape[1], -1, old.shape[-1]), new)
+        key, value = (
+            torch.cat([old, self._together(new)], dim=2)
             for old, new in ((kept.key, call.key), (kept.value, call.value))
         )
-        visible = kept.visible
-        if self.hidden is not None and self.layer in (None, kept.index):
-            left = ~self.hidden[:, None, None]  # (B, 1, 1, M)
-            visible = left if visible is None else visible & left
         lam = call.lam if call.kind.subtracts else None
-        return replace(call, key=keys, value=values), rows_of(call, call.query, keys, visible, lam)
+        if lam is not None and (lam.shape[0] > 1 or lam.shape[2] > 1):
+            lam = lam.expand(len(call.query), -1, call.query.shape[2])
+            lam = lam.unflatten(0, (-1, self.copies)).transpose(1, 2).flatten(2)
+        rows = rows_of(call, self._together(call.query), key, self._visible(kept), lam)
+        return replace(call, key=key, value=value), rows
+
+    def _visible(self, kept: _Kept) -> Tensor:
+        """Which of all keys the copies see: (B, 1|maps, K·P, M + K·P)."""
+        positions, keys = self.tokens.positions, kept.key.shape[2]
+        batch, last = positions.shape
+        seen = positions.new_ones(batch, 1, 1, last, keys, dtype=torch.bool)  # (B, 1|maps, 1|K, P, M)
+        if kept.visible is not None:
+            seen = seen & kept.visible.unsqueeze(2)
+        if self.hidden is not None:
+            here = torch.tensor([layer in (None, kept.index) for layer in self.layers], device=positions.device)
+            seen = seen & ~(self.hidden[:, None, None, None] & here[:, None, None])
+        seen = seen.expand(-1, -1, self.copies, -1, -1)
+        is_first = torch.ones_like(positions, dtype=torch.bool)  # a repeated position is one key
+        for place in range(1, last):
+            is_first[:, place] = (positions[:, :place] != positions[:, place, None]).all(1)
+        own = (
+            seen.gather(-1, positions[:, None, None, None].expand(*seen.shape[:-1], -1)) & is_first[:, None, None, None]
+        )
+        among_copies = own.unsqueeze(-2) & torch.eye(self.copies, dtype=torch.bool, device=own.device)[:, None, :, None]
+        stored = positions.new_ones(batch, keys, dtype=torch.bool).scatter(1, positions, False)
+        seen = seen & stored[:, None, None, None]
+        return torch.cat([seen, among_copies.flatten(-2)], dim=-1).flatten(2, 3)
+
+    def _together(self, new: Tensor) -> Tensor:
+        """(B·K, ·, P, ·) as (B, ·, K·P, ·)."""
+        return new.unflatten(0, (-1, self.copies)).transpose(1, 2).flatten(2, 3)
+
+    def _apart(self, outputs: Tensor) -> Tensor:
+        """(B, K·P, heads, dv) as (B·K, P, heads, dv)."""
+        return outputs.unflatten(1, (self.copies, -1)).flatten(0, 1)
 
 
 class _Split(_Replay):
@@ -197,8 +267,10 @@ class _Split(_Replay):
 
     def __init__(self, tokens: LastTokens, spans: Tensor) -> None:
         super().__init__(tokens)
+        places = tokens.positions[:, None].expand(-1, spans.shape[1], -1)
+        spans = torch.cat([spans, spans.gather(2, places)], dim=2)  # (B, S, M + P)
         rest = ~spans.any(1, keepdim=True)
-        self.spans = torch.cat([spans, rest, torch.zeros_like(rest)], dim=1)  # (B, S + 2, M); the last is empty
+        self.spans = torch.cat([spans, rest, torch.zeros_like(rest)], dim=1)  # (B, S + 2, M + P); the last is empty
         self.found: list[Contributions] = []
         self._whole: list[Tensor] = []  # parts (S + 2, B, P, heads, dv) of the calls of the current layer
         self._given: Iterator[Tensor] | None = None  # what its calls return in the rerun

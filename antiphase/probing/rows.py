@@ -54,21 +54,23 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
     positions = positions.to(model.device)
 
     def observe(call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
-        if call.is_second_half:
-            return
-        rows, _, _ = rows_at(positions, call)
-        maps, lam, visible = rows.maps, rows.lam, rows.visible
-        if call.kind.pairing is Pairing.HALVES:
-            maps, lam = maps[:, :, 0].unflatten(1, (2, -1)).transpose(1, 2), call.lam
-        found.append(
-            LayerRows(
-                maps.cpu(), None if lam is None else lam.cpu(), call.layer, None if visible is None else visible.cpu()
-            )
-        )
+        if not call.is_second_half:
+            rows, _, _ = rows_at(positions, call)
+            found.append(rows_of_heads(call, rows))
 
     with observed(model, observe, once=True):
         model.base_model(input_ids=input_ids.to(model.device), use_cache=False)
     return found
+
+
+def rows_of_heads(call: AttentionCall, rows: LayerRows) -> LayerRows:
+    """The rows of ``rows_at`` on the CPU, by head even if the layer itself subtracts the second map of each head."""
+    maps, lam, visible = rows.maps, rows.lam, rows.visible
+    if call.kind.pairing is Pairing.HALVES:
+        maps, lam = maps[:, :, 0].unflatten(1, (2, -1)).transpose(1, 2), call.lam
+    return LayerRows(
+        maps.cpu(), None if lam is None else lam.cpu(), call.layer, None if visible is None else visible.cpu()
+    )
 
 
 def rows_at(positions: Tensor, call: AttentionCall) -> tuple[LayerRows, Tensor, Tensor | None]:

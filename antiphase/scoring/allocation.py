@@ -7,7 +7,7 @@ than it is, because two random maps cancel; so both are reported, together with 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,27 +44,41 @@ def batches_of(batch: RetrievalBatch) -> Iterator[RetrievalBatch]:
 
 def allocation_over(model: PreTrainedModel, batches: Iterable[RetrievalBatch]) -> list[dict[str, Any]]:
     """``allocation`` over batches that may differ in length; each is one forward pass."""
-    sums: dict[tuple[int, str], Tensor] = {}
-    count = 0
+    sums = AllocationSums()
     for batch in batches:
-        count += len(batch.input_ids)
+        sums.add(attention_rows(model, batch.input_ids, batch.prompt_end[:, None]), batch)
+    return sums.rows()
+
+
+class AllocationSums:
+    """Sums of ``allocation`` over sequences."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[int, str], Tensor] = {}
+        self._count = 0
+
+    def add(self, layers: Sequence[LayerRows], batch: RetrievalBatch) -> None:
+        """Add a batch, given the rows of all layers, whose first query is the last token of the prompt."""
+        self._count += len(batch.input_ids)
         spans = torch.stack([batch.spans[name] for name in SPANS], dim=1).double()  # (B, spans, M)
-        layers = attention_rows(model, batch.input_ids, batch.prompt_end[:, None])
         for found in layers:
             for name, weights in _maps(found).items():
                 figures = _figures(weights, spans).sum(0)  # (2, spans), summed over sequences
                 key = (found.layer, name)
-                sums[key] = sums.get(key, torch.zeros_like(figures)) + figures
-    means: dict[tuple[int | str, str], Tensor] = {key: value / count for key, value in sums.items()}
-    names = dict.fromkeys(name for _, name in means)
-    overall: dict[tuple[int | str, str], Tensor] = {}
-    for name in names:
-        overall[ALL_LAYERS, name] = torch.stack([value for (_, other), value in means.items() if other == name]).mean(0)
-    return [_row(layer, name, value) for (layer, name), value in {**means, **overall}.items()]
+                self._sums[key] = self._sums.get(key, torch.zeros_like(figures)) + figures
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Table rows; see ``allocation``."""
+        means: dict[tuple[int | str, str], Tensor] = {key: value / self._count for key, value in self._sums.items()}
+        overall: dict[tuple[int | str, str], Tensor] = {}
+        for name in dict.fromkeys(name for _, name in means):
+            by_layer = [value for (_, other), value in means.items() if other == name]
+            overall[ALL_LAYERS, name] = torch.stack(by_layer).mean(0)
+        return [_row(layer, name, value) for (layer, name), value in {**means, **overall}.items()]
 
 
 def _maps(found: LayerRows) -> dict[str, Tensor]:
-    """Named weights (B, heads, M) of the single query."""
+    """Named weights (B, heads, M) of the first query."""
     if found.lam is None:
         return {"softmax": found.maps[:, :, 0, 0]}
     return {"difference": found.weights()[:, :, 0], "first": found.maps[:, :, 0, 0], "second": found.maps[:, :, 1, 0]}

@@ -16,17 +16,15 @@ from transformers import PreTrainedModel
 from antiphase.data.retrieval import SPANS, RetrievalBatch
 from antiphase.probing.last_tokens import LastTokens
 from antiphase.randomness import keyed_generator
-from antiphase.scoring.allocation import ALL_LAYERS
+from antiphase.scoring.allocation import ALL_LAYERS, AllocationSums
 from antiphase.uncertainty.intervals import mean_interval
 
 LAST_MAPS = ("softmax", "difference")
 """Maps that multiply the values."""
 
 
-def with_effects(
-    rows: Sequence[dict[str, Any]], model: PreTrainedModel, batches: Iterable[RetrievalBatch]
-) -> list[dict[str, Any]]:
-    """Add effects to the rows of ``allocation`` over the same sequences, for the maps in ``LAST_MAPS``.
+def allocation_with_effects(model: PreTrainedModel, batches: Iterable[RetrievalBatch]) -> list[dict[str, Any]]:
+    """The rows of ``allocation``, with effects of the maps in ``LAST_MAPS``; batches may differ in length.
 
     ``contribution`` and ``contribution_norm`` of each span: its part of the layer's output at the last token of the
     prompt (``probing.last_tokens.Contributions``: shares, which add up to 1, and norms); layer "all" is the mean over
@@ -43,20 +41,20 @@ def with_effects(
     shares: dict[int, list[Tensor]] = defaultdict(list)
     norms: dict[int, list[Tensor]] = defaultdict(list)
     changes: dict[tuple[int | str, str], list[float]] = defaultdict(list)
-    count = 0
+    sums, count = AllocationSums(), 0
     for batch in batches:
         last, targets = _last_tokens(model, batch)
+        sums.add(last.rows, batch)
         spans = torch.stack([batch.spans[name] for name in SPANS], dim=1)  # (B, S, M)
         for layer, found in zip(last.numbers, last.contributions(spans), strict=True):
             shares[layer] += found.shares()
             norms[layer] += found.norms()
         whole = last.log_probabilities(targets)
+        names: dict[int | None, int | str] = {None: ALL_LAYERS, **dict(enumerate(last.numbers))}
         for what, hidden in (("answer", batch.spans["answer"]), ("filler", random_filler(batch, count))):
-            names: dict[int | None, int | str] = {None: ALL_LAYERS, **dict(enumerate(last.numbers))}
-            for place, name in names.items():
-                change = last.log_probabilities(targets, hidden=hidden, layer=place) - whole
-                known = hidden.any(1) & (targets >= 0).any(1)
-                changes[name, what] += change[known].tolist()
+            known = hidden.any(1) & (targets >= 0).any(1)
+            for name, without in zip(names.values(), last.without(hidden, targets, list(names)), strict=True):
+                changes[name, what] += (without - whole)[known].tolist()
         count += len(batch.input_ids)
     by_layer: dict[int | str, dict[str, list[float]]] = {
         layer: {
@@ -78,7 +76,7 @@ def with_effects(
             },
             "knockout": {what: _mean(changes[row["layer"], what], count) for what in ("answer", "filler")},
         }
-        for row in rows
+        for row in sums.rows()
     ]  # fmt: skip
 
 

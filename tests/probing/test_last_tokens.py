@@ -7,6 +7,7 @@ import torch
 import transformers as hf
 
 from antiphase.probing.last_tokens import LastTokens
+from antiphase.probing.rows import attention_rows
 from support.models import FOREIGN, SIZES, foreign_model
 
 LENGTH, SPANS = 13, 3
@@ -156,8 +157,31 @@ def test_a_knocked_out_span_is_a_mask_of_the_whole_pass(build, name, layer, ids,
             for row in range(2)
         ])  # fmt: skip
         last = LastTokens(model, ids, POSITIONS)
-        found = last.log_probabilities(targets, hidden=hide if hooks else None, layer=layer)
+        found = last.without(hide, targets, [layer])[0] if hooks else last.log_probabilities(targets)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_layers_knocked_out_at_once_are_those_knocked_out_one_by_one(build, name, ids, spans, monkeypatch):
+    """A position may be repeated, which pads shorter answers; batches of two copies change nothing."""
+    last = LastTokens(build(name), ids, torch.tensor([[9, 10, 11], [10, 11, 10]]))
+    targets = torch.tensor([[4, 7, 5], [9, 8, -1]])
+    layers = [None, *range(last.layers)]
+    expected = torch.cat([last.without(spans[:, 1], targets, [layer]) for layer in layers])
+    torch.testing.assert_close(last.without(spans[:, 1], targets, layers), expected, rtol=1e-9, atol=1e-9)
+    assert len(set(expected[:, 0].tolist())) == len(layers)
+    unpadded = LastTokens(last.model, ids[1:], torch.tensor([[10, 11]])).without(spans[1:, 1], targets[1:, :2], layers)
+    torch.testing.assert_close(expected[:, 1:], unpadded, rtol=1e-9, atol=1e-9)
+    monkeypatch.setattr("antiphase.probing.last_tokens.NUMBERS_AT_ONCE", 2 * 6 * max(61, 8 * LENGTH))
+    torch.testing.assert_close(last.without(spans[:, 1], targets, layers), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_rows_of_the_last_tokens_are_those_of_attention_rows(build, name, ids):
+    model = build(name)
+    for own, found in zip(LastTokens(model, ids, POSITIONS).rows, attention_rows(model, ids, POSITIONS), strict=True):
+        assert own.layer == found.layer
+        torch.testing.assert_close(own.weights(), found.weights(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -175,7 +199,7 @@ def test_a_model_is_the_same_afterwards(build, ids, spans):
     hooks = sum(len(module._forward_hooks) for module in model.modules())
     last = LastTokens(model, ids, POSITIONS)
     last.contributions(spans)
-    last.log_probabilities(torch.tensor([[4, 7], [9, 9]]), hidden=spans[:, 0])
+    last.without(spans[:, 0], torch.tensor([[4, 7], [9, 9]]))
     assert torch.equal(model(ids).logits, before)
     assert model.config._attn_implementation == "antiphase"
     assert sum(len(module._forward_hooks) for module in model.modules()) == hooks

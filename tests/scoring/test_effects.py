@@ -9,7 +9,7 @@ import antiphase
 from antiphase.data.retrieval import SPANS, RetrievalBatch, RetrievalTask, SymbolLanguage
 from antiphase.randomness import keyed_generator
 from antiphase.scoring.allocation import allocation, batches_of
-from antiphase.scoring.effects import random_filler, with_effects
+from antiphase.scoring.effects import allocation_with_effects, random_filler
 
 LANGUAGE = SymbolLanguage(9, 11, 5)
 TASK = RetrievalTask(LANGUAGE, needles=4, queries=2, sequence_length=37)
@@ -26,7 +26,7 @@ def by_place(rows):
 
 
 def measured(model, batch):
-    return by_place(with_effects(allocation(model, batch), model, batches_of(batch)))
+    return by_place(allocation_with_effects(model, batches_of(batch)))
 
 
 @pytest.fixture
@@ -130,10 +130,13 @@ def test_an_answer_that_is_attended_to_but_not_used_does_not_help(constructed, b
 def test_shares_add_up_and_batches_change_no_figure(tiny_model, monkeypatch, kind):
     model, batch = tiny_model(kind, vocab_size=len(LANGUAGE.words)).double(), TASK.sample(5, keyed_generator(3))
     found = measured(model, batch)
-    assert found.keys() == by_place(allocation(model, batch)).keys()
+    alone = by_place(allocation(model, batch))
+    assert found.keys() == alone.keys()
     for layer in (0, 1, 2, "all"):
         spans = found[layer, LAST_MAP[kind]]["spans"]
         assert sum(spans[span]["contribution"] for span in SPANS) == pytest.approx(1.0)
+        for span, figures in alone[layer, LAST_MAP[kind]]["spans"].items():
+            assert {name: spans[span][name] for name in figures} == pytest.approx(figures)
         assert all((spans[span]["contribution_norm"] > 0) == bool(batch.spans[span].any()) for span in SPANS)
     for figure in ("contribution", "contribution_norm"):
         by_layer = [found[layer, LAST_MAP[kind]]["spans"]["answer"][figure] for layer in range(3)]

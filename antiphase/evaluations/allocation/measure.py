@@ -22,8 +22,8 @@ from antiphase.evaluations.retrieval import (
 from antiphase.evaluations.settings import DEPTHS, ContextSettings
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
-from antiphase.scoring.allocation import allocation_over, batches_of
-from antiphase.scoring.effects import with_effects
+from antiphase.scoring.allocation import batches_of
+from antiphase.scoring.effects import allocation_with_effects
 from antiphase.scoring.loading import LoadedModel
 from antiphase.typed import build
 
@@ -74,7 +74,7 @@ def _of_symbols(loaded: LoadedModel, cell: Cell, task: RetrievalTask, settings: 
 
 
 def _rows(loaded: LoadedModel, cell: Cell, batches: Sequence[RetrievalBatch]) -> list[Row]:
-    found = with_effects(allocation_over(loaded.model, batches), loaded.model, batches)
+    found = allocation_with_effects(loaded.model, batches)
     samples = sum(len(batch.input_ids) for batch in batches)
     return [{**vars(cell), "samples": samples, **row} for row in found]
 

@@ -19,8 +19,8 @@ from antiphase.execution.executor import Executor
 from antiphase.execution.local import LOCAL
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
-from antiphase.scoring.allocation import allocation, attention_map, batches_of
-from antiphase.scoring.effects import with_effects
+from antiphase.scoring.allocation import attention_map, batches_of
+from antiphase.scoring.effects import allocation_with_effects
 from antiphase.scoring.loading import load_model, refused_by_model
 from antiphase.scoring.needles import needle_grid, predictor, summarize
 from antiphase.scoring.perplexity import losses_by_sequence, perplexity
@@ -161,7 +161,7 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
                 )  # fmt: skip
                 cells += [{**tags, **cell} for cell in grid_cells]
                 if _has_attention(job.settings):
-                    allocated = with_effects(allocation(model, asked), model, batches_of(asked))
+                    allocated = allocation_with_effects(model, batches_of(asked))
                     rows += [{**tags, **row} for row in allocated]
                 losses.append({**tags, **perplexity(model, held_out)})
         by_sequence: list[float | None] | None = None
