@@ -28,17 +28,27 @@ RECORDS = ROOT / "docs/records/evidence"
 GROUP = 20
 """Neighbouring blocks of text whose mean counts as one value, because neighbours are alike."""
 
+NAMES = {
+    "authors": "authors' start", "by inputs": "random",
+    "softmax of V2's parameters": "softmax with as many parameters as V2",
+}  # fmt: skip
+"""Names of levels in tables, where they differ from those in the records."""
+
 Levels = tuple[str, ...]
 """One level of each factor, in the order of the factors."""
 
 
 def described(factor: str, level: str) -> str:
     """Description of a level."""
-    if (factor, level) == ("start", "authors"):
-        return "authors' start"
-    if factor in ("attention", "arm"):
-        return level
-    return f"{level} {factor}" if level in ("with", "without") else f"{factor} {level}"
+    name = NAMES.get(level, level)
+    if factor in ("attention", "arm") or level == "authors":
+        return name
+    return f"{name} {factor}" if level in ("with", "without") else f"{factor} {name}"
+
+
+def compared(level: str, first: str) -> str:
+    """Description of the difference between two levels of a factor."""
+    return f"{NAMES.get(level, level)} against {NAMES.get(first, first)}"
 
 
 @dataclass(frozen=True)
@@ -116,7 +126,7 @@ class Results:
     def main_effects(self) -> list[Effect]:
         """Each level compared with the first of its factor, averaged over all other factors."""
         return [
-            self.contrast(f"{factor}: {level} against {levels[0]}", self._difference(factor, level))
+            self.contrast(f"{factor}: {compared(level, levels[0])}", self._difference(factor, level))
             for factor, levels in self.factors.items()
             for level in levels[1:]
         ]
@@ -145,7 +155,7 @@ class Results:
                 }
                 others = [name for name in self.factors if name != factor]
                 where = ", ".join(described(name, value) for name, value in zip(others, rest, strict=True))
-                name = f"{level} against {levels[0]}"
+                name = compared(level, levels[0])
                 found.append(self.contrast(f"{name}: {where}" if where else name, weights))
         return found
 

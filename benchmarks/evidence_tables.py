@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from evidence import Choice, best_of, count, studies
-from evidence_effects import Effect, Levels, Results, described, log_rank, results, runs_of, survivals
+from evidence_effects import Effect, Levels, Results, compared, described, log_rank, results, runs_of, survivals
 
 from antiphase.studies.tune.measure import BEFORE
 from antiphase.uncertainty.seeds import holm
@@ -142,15 +142,14 @@ def against(study: str, pairs: Mapping[str, str]) -> Rows:
     """
     known = found(study)
     parameters = {run["levels"]["arm"]: run["values"]["parameters"] for run in runs_of(study)}
-    effects = {
-        arm: known.contrast(f"{arm} against {other}", {(arm,): 1.0, (other,): -1.0}) for arm, other in pairs.items()
-    }
+    effects = {arm: known.contrast(compared(arm, other), {(arm,): 1.0, (other,): -1.0}) for arm, other in pairs.items()}
     corrected = dict(zip(effects, _holm(list(effects.values())), strict=True))
     rows = [["arm", "parameters", "held-out loss", "departs from", "difference", "95 % interval", "p, Holm"]]
     for (arm,) in known.combinations:
         count = f"{parameters[arm]:,}" if arm in parameters else "–"
         numbers = [*_numbers(effects[arm]), corrected[arm]] if arm in effects else ["–"] * 3
-        rows.append([arm, count, _mean_and_seeds(known, (arm,)), pairs.get(arm, "–"), *numbers])
+        other = described("arm", pairs[arm]) if arm in pairs else "–"
+        rows.append([described("arm", arm), count, _mean_and_seeds(known, (arm,)), other, *numbers])
     return rows
 
 
