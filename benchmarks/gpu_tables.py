@@ -214,7 +214,7 @@ def _ends(differences: Sequence[float]) -> tuple[float, float]:
 KINDS = {
     "attention": ("cudnn", "flash", "keys_kernel", "queries_kernel", "forward_kernel", "deltas_kernel"),
     "matrix products": ("nvjet", "cublas", "cutlass"),
-    "norms": ("layer_norm", "GammaBeta", "norm_kernel", "norm_backward_kernel"),
+    "norms": ("layer_norm", "GammaBeta", "norm_kernel"),
     "copies and casts": ("copy_kernel", "CatArray"),
     "loss and optimizer": ("SoftMax", "multi_tensor"),
 }
