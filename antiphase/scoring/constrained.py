@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from antiphase.scoring.likelihood import CACHED_TOKENS, TOKENS_AT_ONCE, batches, logits_at, padded
+from antiphase.scoring.likelihood import TOKENS_AT_ONCE, batches, copies_at_once, logits_at, padded
 from antiphase.scoring.states import check_no_state
 
 Option = Sequence[int]
@@ -54,7 +54,7 @@ def choose_options(
                 model(input_ids=part, past_key_values=cache, use_cache=True)
     rests = [prompt[shared:] for prompt in prompts]
     found: dict[int, int] = {}
-    rows_at_once = max(1, CACHED_TOKENS // max(1, shared)) if shared else len(prompts)
+    rows_at_once = len(prompts) if cache is None else copies_at_once(cache, rows=1)
     together: dict[int, list[int]] = {}
     for row, rest in enumerate(rests):
         # padding between a prompt and its answer would count as distance in a sliding window

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from antiphase.errors import NonFiniteError
 from antiphase.interface import REPLACEMENT_PREFIX
@@ -32,8 +32,8 @@ PADDING = 0.1
 """Share of a batch that may be padding."""
 CHUNK = 4096
 """Tokens of a longer prompt that go through the model at a time, limited by the memory of masks and scores."""
-CACHED_TOKENS = 1 << 17
-"""Number of tokens in the copies of a cache with which the options of one batch are scored."""
+CACHED_BYTES = 4 << 30
+"""Size of the copies of a cache with which options are read, 4 GiB."""
 
 
 @torch.no_grad()
@@ -229,7 +229,8 @@ def _score_batch(
                 begun.setdefault((row, tuple(option[:-1])), []).append(place)
     fed = list(begun)
     longest = max((len(tokens) for _, tokens in fed), default=1)
-    at_once = max(1, min(CACHED_TOKENS // ids.shape[1], LOGITS_AT_ONCE // (longest * first.shape[1])))
+    copies = copies_at_once(output.past_key_values, rows=len(prompts))
+    at_once = max(1, min(copies, LOGITS_AT_ONCE // (longest * first.shape[1])))
     if torch.is_grad_enabled():
         at_once = max(1, len(fed))
     later: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # of an option's tokens after its first one
@@ -266,6 +267,13 @@ def _score_batch(
         rest, agree = zip(*(later.get((row, place), nothing) for place in range(len(listed))), strict=True)
         scores.append(OptionScores((likely + torch.stack(rest)).cpu(), (is_greedy & torch.stack(agree)).cpu()))
     return scores
+
+
+def copies_at_once(cache: DynamicCache, *, rows: int) -> int:
+    """How many copies of one of the ``rows`` of a cache take ``CACHED_BYTES``, at least 1."""
+    kept = (getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values"))
+    size = sum(tensor.nbytes for tensor in kept if tensor is not None)
+    return max(1, CACHED_BYTES * rows // max(1, size))
 
 
 @torch.no_grad()

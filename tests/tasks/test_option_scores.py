@@ -13,12 +13,17 @@ OPTIONS = [[[3], [4, 5, 6]], [[7, 8], [7, 9], [3, 4, 5, 6]], [[30, 31], [30]]]
 
 
 @pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
-@pytest.mark.parametrize("cached_tokens", [1 << 17, 6])
-def test_options_are_scored_as_by_plain_forward_passes(kind, cached_tokens, tiny_model, monkeypatch):
-    monkeypatch.setattr(likelihood, "CACHED_TOKENS", cached_tokens)
-    model = tiny_model(kind)
+@pytest.mark.parametrize("cached_bytes", [1 << 30, 4000])
+def test_options_are_scored_as_by_plain_forward_passes(kind, cached_bytes, tiny_model, monkeypatch):
+    monkeypatch.setattr(likelihood, "CACHED_BYTES", cached_bytes)
+    model, rows = tiny_model(kind), []
+    hook = model.register_forward_pre_hook(
+        lambda module, args, given: rows.append(len(given["input_ids"])), with_kwargs=True
+    )
     with torch.no_grad():
         found = score_options(model, PROMPTS, OPTIONS)
+    hook.remove()
+    assert len(rows) > 2 if cached_bytes == 4000 else len(rows) == 2, rows
     for prompt, options, scores in zip(PROMPTS, OPTIONS, found, strict=True):
         expected = torch.stack([alone(model, prompt, option) for option in options])
         torch.testing.assert_close(scores.log_likelihood, expected.float(), rtol=1e-4, atol=1e-4)
@@ -59,10 +64,10 @@ def test_options_have_gradients(options, tiny_model):
 
 
 @pytest.mark.parametrize("mode", ["prompt", "running"])
-@pytest.mark.parametrize("cached_tokens", [1 << 17, 6])
-def test_options_choose_no_sinks(mode, cached_tokens, tiny_model, monkeypatch):
+@pytest.mark.parametrize("cached_bytes", [1 << 30, 4000])
+def test_options_choose_no_sinks(mode, cached_bytes, tiny_model, monkeypatch):
     """Calibrated, a prompt's options get what each gets alone, though they share copies of one cache."""
-    monkeypatch.setattr(likelihood, "CACHED_TOKENS", cached_tokens)
+    monkeypatch.setattr(likelihood, "CACHED_BYTES", cached_bytes)
     model = tiny_model("softmax").double()
     plan = CalibrationPlan({0: range(8), 1: [2], 2: range(8)}, alpha=1.2, mode=mode)
     with torch.no_grad(), calibrated(model, plan):

@@ -259,6 +259,8 @@ class System:
 
 
 class Rows:
+    layers = ()
+
     def __init__(self, rows):
         self.rows = rows
 
