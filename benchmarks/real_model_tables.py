@@ -58,6 +58,37 @@ def costs() -> Rows:
     return [["Ratio", ""], *rows]
 
 
+def allocated() -> Rows:
+    """Shares of attention on the answer and on noise by depth, beside the paper's."""
+    head, *rows = measured("allocation")
+    drop = head.index("Measure")
+    return [
+        [cell for place, cell in enumerate(row) if place != drop]
+        for row in (head, *rows)
+        if row is head or (row[drop] in ("share", "") and "÷" not in row[drop + 1])
+    ]
+
+
+def knocked_out() -> Rows:
+    """Layers in which the answer gets attention or its loss counts: shares, and the log-probability without it."""
+    found = [
+        row for row in Record.load(RECORDS / "allocation.json").values["rows"]
+        if row["trained"] and row["depth"] is None
+    ]  # fmt: skip
+    table = [["Layer", "Attention on the answer", "Its part of the output", "Without the answer, nats", "95 %"]]
+    for row in found:
+        span, change = row["spans"]["answer"], row["knockout"]["answer"]
+        if row["layer"] == "all" or span["share"] >= 0.1 or change["change"] <= -0.1:
+            low, high = change["interval"]
+            table.append(
+                [
+                    str(row["layer"]), f"{100 * span['share']:.0f} %", f"{100 * span['contribution']:.0f} %",
+                    f"{change['change']:+.2f}", f"{low:+.2f} to {high:+.2f}",
+                ]
+            )  # fmt: skip
+    return table
+
+
 def upcycled() -> Rows:
     """Continued training in three forms: speed, memory, and held-out loss at the beginning and at the end."""
     runs = Record.load(RECORDS / "upcycle.json").values["runs"]
