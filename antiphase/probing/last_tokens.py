@@ -20,12 +20,8 @@ from transformers import PreTrainedModel
 from antiphase.instrumentation.calls import AttentionCall
 from antiphase.instrumentation.hooks import observed, transformed
 from antiphase.ops.shapes import statistics_dtype
-from antiphase.probing.rows import LayerRows, rows_at, rows_of, rows_of_heads
-
-CLOSENESS = 1e-3
-"""Relative tolerance between a layer's recomputed and actual outputs; 16 roundings if that is more."""
-NUMBERS_AT_ONCE = 1 << 27
-"""Number of weights or logits of the copies that run at once, 0.5 GiB in fp32."""
+from antiphase.probing.rows import LayerRows, rows_at, rows_of_heads
+from antiphase.probing.stored_keys import NUMBERS_AT_ONCE, Stored, among_copies, apart, attend, is_close, output_of
 
 
 @dataclass(frozen=True)
@@ -52,24 +48,6 @@ class Contributions:
         return self.spans.norm(dim=-1) / size.clamp(min=1e-300)
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """Tensors of one call in the pass over the whole text that the last tokens need."""
-
-    module: nn.Module
-    number: int
-    """The model's number of the layer."""
-    index: int
-    """Index of the layer in the order of calls."""
-    query: Tensor
-    """(B, maps, P, d), of the last tokens."""
-    key: Tensor
-    """(B, key maps, M, d)."""
-    value: Tensor
-    visible: Tensor | None
-    """(1|B, 1|maps, 1|P, M): keys that the last tokens see; None: all."""
-
-
 class LastTokens:
     """Reruns the tokens at ``positions`` of sequences, after the stored keys and values of all others."""
 
@@ -86,7 +64,7 @@ class LastTokens:
                 and values, or tokens cannot be run alone by position.
         """
         self.model, self.ids, self.positions = model, input_ids.to(model.device), positions.to(model.device)
-        self.calls: list[_Kept] = []
+        self.calls: list[Stored] = []
         self.rows: list[LayerRows] = []
         """Attention of the last tokens in every layer, in order, on the CPU; see ``attention_rows``."""
         with observed(model, self._keep, once=True):
@@ -168,14 +146,14 @@ class LastTokens:
         rows, chosen, visible = rows_at(self.positions, call)
         places = self.positions[:, :, None, None].expand(-1, -1, *heads.shape[2:])
         actual = heads.gather(1, places)  # (B, P, heads, dv)
-        read = _output(rows, call.values)
-        if read.shape != actual.shape or not _is_close(read, actual, _output(rows, call.values, absolute=True)):
+        read = output_of(rows, call.values)
+        if read.shape != actual.shape or not is_close(read, actual, output_of(rows, call.values, absolute=True)):
             raise ValueError(
                 f"{type(call.module).__name__} of {type(self.model).__name__} does not compute softmax attention, or a "
                 "difference of two maps, from its queries, keys and values, so contributions of tokens cannot be read"
             )
         index = 0 if not self.calls else self.calls[-1].index + (not call.is_second_half)
-        self.calls.append(_Kept(call.module, call.layer, index, chosen, call.key, call.value, visible))
+        self.calls.append(Stored(call.module, call.layer, index, chosen, call.key, call.value, visible))
         if not call.is_second_half:
             self.rows.append(rows_of_heads(call, rows))
 
@@ -210,28 +188,19 @@ class _Replay:
 
     def __call__(self, call: AttentionCall) -> Tensor:
         whole, rows = self._whole_text(call)
-        return self._apart(_output(rows, whole.values))
+        return apart(output_of(rows, whole.values), self.copies)
 
     def _whole_text(self, call: AttentionCall) -> tuple[AttentionCall, LayerRows]:
         """The call with all keys and values (M + K·P), and the rows of the last tokens (K·P)."""
         kept = next(self.calls)
-        if self.hidden is None and not _is_close(call.query, kept.query, kept.query):
+        if self.hidden is None and not is_close(call.query, kept.query, kept.query):
             raise ValueError(
                 f"{type(self.tokens.model).__name__} computes a text's last tokens differently alone than after the "
                 "others, so they cannot be run again"
             )
-        key, value = (
-            torch.cat([old, self._together(new)], dim=2)
-            for old, new in ((kept.key, call.key), (kept.value, call.value))
-        )
-        lam = call.lam if call.kind.subtracts else None
-        if lam is not None and (lam.shape[0] > 1 or lam.shape[2] > 1):
-            lam = lam.expand(len(call.query), -1, call.query.shape[2])
-            lam = lam.unflatten(0, (-1, self.copies)).transpose(1, 2).flatten(2)
-        rows = rows_of(call, self._together(call.query), key, self._visible(kept), lam)
-        return replace(call, key=key, value=value), rows
+        return attend(kept, call, self.copies, self._visible(kept))
 
-    def _visible(self, kept: _Kept) -> Tensor:
+    def _visible(self, kept: Stored) -> Tensor:
         """Which of all keys the copies see: (B, 1|maps, K·P, M + K·P)."""
         positions, keys = self.tokens.positions, kept.key.shape[2]
         batch, last = positions.shape
@@ -248,18 +217,9 @@ class _Replay:
         own = (
             seen.gather(-1, positions[:, None, None, None].expand(*seen.shape[:-1], -1)) & is_first[:, None, None, None]
         )
-        among_copies = own.unsqueeze(-2) & torch.eye(self.copies, dtype=torch.bool, device=own.device)[:, None, :, None]
         stored = positions.new_ones(batch, keys, dtype=torch.bool).scatter(1, positions, False)
         seen = seen & stored[:, None, None, None]
-        return torch.cat([seen, among_copies.flatten(-2)], dim=-1).flatten(2, 3)
-
-    def _together(self, new: Tensor) -> Tensor:
-        """(B·K, ·, P, ·) as (B, ·, K·P, ·)."""
-        return new.unflatten(0, (-1, self.copies)).transpose(1, 2).flatten(2, 3)
-
-    def _apart(self, outputs: Tensor) -> Tensor:
-        """(B, K·P, heads, dv) as (B·K, P, heads, dv)."""
-        return outputs.unflatten(1, (self.copies, -1)).flatten(0, 1)
+        return torch.cat([seen, among_copies(own)], dim=-1).flatten(2, 3)
 
 
 class _Split(_Replay):
@@ -284,9 +244,9 @@ class _Split(_Replay):
             rows, maps=rows.maps[:, :, :, :1], lam=None if rows.lam is None else rows.lam[..., :1],
             visible=None if rows.visible is None else rows.visible[:, :, :1],
         )  # fmt: skip
-        parts = torch.stack([_output(first, whole.values, only=span) for span in self.spans.unbind(1)])
+        parts = torch.stack([output_of(first, whole.values, only=span) for span in self.spans.unbind(1)])
         self._whole.append(parts.expand(-1, -1, call.query.shape[2], -1, -1))  # of the first token; others are unused
-        return _output(rows, whole.values)
+        return output_of(rows, whole.values)
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
@@ -310,7 +270,7 @@ class _Split(_Replay):
         *parts, nothing = outputs  # a bias is in each output
         whole = _first_token(output) - nothing
         spans = torch.stack(parts, dim=1) - nothing.unsqueeze(1)  # (B, S + 1, hidden)
-        if not _is_close(spans.sum(1), whole, spans.abs().sum(1)):
+        if not is_close(spans.sum(1), whole, spans.abs().sum(1)):
             raise ValueError(
                 f"{type(module).__name__} of {type(self.tokens.model).__name__} processes its heads' outputs "
                 "nonlinearly, so that parts do not add up and contributions of tokens cannot be read"
@@ -326,27 +286,6 @@ class _Split(_Replay):
             return None
         scaled = given * self._scales[norm] * getattr(norm, "factor", 1.0)
         return scaled * norm.weight if norm.elementwise_affine else scaled
-
-
-def _output(rows: LayerRows, value: Tensor, *, only: Tensor | None = None, absolute: bool = False) -> Tensor:
-    """Heads' outputs (B, P, heads, dv): weights times values, of ``only`` some keys (B, M), or with absolute values.
-
-    ``value`` (B, value heads, M, dv) holds whole heads.
-    """
-    weights = rows.weights()  # (B, heads, P, M)
-    if absolute:
-        value = value.abs()
-        weights = rows.maps[:, :, 0] if rows.lam is None else 2 * rows.maps[:, :, 0] - weights  # A1 + λ A2
-    if only is not None:
-        weights = weights * only[:, None, None]
-    values = value.repeat_interleave(weights.shape[1] // value.shape[1], dim=1)
-    return (weights.to(values.dtype) @ values).transpose(1, 2)
-
-
-def _is_close(found: Tensor, true: Tensor, scale: Tensor) -> bool:
-    """Whether the distance is small relative to a scale, by their norms."""
-    allowed = max(CLOSENESS, 16 * torch.finfo(true.dtype).eps)
-    return bool((found - true).double().norm() <= allowed * scale.double().norm())
 
 
 def _first_token(output: Any) -> Tensor:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import copy
 import statistics
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from antiphase.interface import REPLACEMENT_PREFIX
+from antiphase.probing.continuations import Beginning
 from antiphase.scoring.likelihood import TOKENS_AT_ONCE, batches, copies_at_once, logits_at, padded
 from antiphase.scoring.states import check_no_state
 
 Option = Sequence[int]
 """Token ids of one allowed answer."""
+SHARED = 32
+"""A common beginning of so many times the longest other part of a prompt is stored once; of a shorter one, each prompt
+gets a copy, so that more prompts are read together.
+"""
 LONG_PROMPT = 2048
 """Prompts with more different tokens than this are mostly processed without padding, and without the common beginning
 if it is shorter. Both would need a mask, and transformers' attention with a mask costs more than it saves there.
@@ -45,8 +52,10 @@ def choose_options(
     shared = shared_beginning(prompts)
     if statistics.median(map(len, prompts)) - shared > max(shared, LONG_PROMPT):
         shared = 0
+    longest = max(map(len, prompts)) - shared
+    beginning = _stored(model, prompts[0][:shared]) if SHARED * longest <= shared <= TOKENS_AT_ONCE else None
     cache: DynamicCache | None = None
-    if shared:
+    if shared and beginning is None:
         cache = DynamicCache(config=model.config)
         for start in range(0, shared, TOKENS_AT_ONCE):
             part = torch.tensor([prompts[0][start : min(shared, start + TOKENS_AT_ONCE)]], device=model.device)
@@ -55,16 +64,20 @@ def choose_options(
     rests = [prompt[shared:] for prompt in prompts]
     found: dict[int, int] = {}
     rows_at_once = len(prompts) if cache is None else copies_at_once(cache, rows=1)
+    tokens_at_once = TOKENS_AT_ONCE if beginning is None else beginning.tokens_at_once
+    filled = None if beginning is None else tokens_at_once // 4
     together: dict[int, list[int]] = {}
     for row, rest in enumerate(rests):
         # padding between a prompt and its answer would count as distance in a sliding window
         together.setdefault(len(rest) if len(rest) > LONG_PROMPT or has_window(model) else 0, []).append(row)
     groups = [[alike[i] for i in rows] for alike in together.values() for rows in
-              batches([rests[row] for row in alike], TOKENS_AT_ONCE)]  # fmt: skip
+              batches([rests[row] for row in alike], tokens_at_once, filled=filled)]  # fmt: skip
     for rows in groups:
         for start in range(0, len(rows), rows_at_once):
             some = rows[start : start + rows_at_once]
-            chosen = _choose_batch(model, cache, shared, [rests[row] for row in some], [options[row] for row in some])
+            chosen = _choose_batch(
+                model, beginning or cache, shared, [rests[row] for row in some], [options[row] for row in some]
+            )
             found |= dict(zip(some, chosen, strict=True))
     return [found[row] for row in range(len(prompts))]
 
@@ -90,28 +103,43 @@ def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
     return max(0, shortest)
 
 
+def _stored(model: PreTrainedModel, ids: Sequence[int]) -> Beginning | None:
+    """The beginning of prompts, stored once; None if the model reads it in a way of its own, as in calibration."""
+    if has_window(model) or model.config._attn_implementation.startswith(REPLACEMENT_PREFIX):
+        return None
+    try:
+        return Beginning(model, ids)
+    except ValueError:  # the copies of a cache serve every model
+        return None
+
+
 def _choose_batch(
     model: PreTrainedModel,
-    cache: DynamicCache | None,
+    before: Beginning | DynamicCache | None,
     shared: int,
     rests: Sequence[Sequence[int]],
     options: Sequence[Sequence[Option]],
 ) -> list[int]:
     count = len(rests)
-    if cache is None:
-        own = DynamicCache(config=model.config)
-    else:
-        own = copy.deepcopy(cache)
+    own = copy.deepcopy(before) if isinstance(before, DynamicCache) else DynamicCache(config=model.config)
+    if isinstance(before, DynamicCache):
         own.batch_repeat_interleave(count)
+
+    def read(ids: Tensor, mask: Tensor, places: Tensor) -> Tensor:
+        """Logits after the tokens (B, n), which follow those in the cache."""
+        further = {"position_ids": places, "past_key_values": own, "use_cache": True}
+        if not isinstance(before, Beginning):
+            return cast(Tensor, model(input_ids=ids, attention_mask=mask, **further).logits)
+        with before.continued(mask.bool()):
+            return cast(Tensor, model(input_ids=ids, **further).logits)
+
     ids, real = padded(rests, model.device, side="right")
-    mask = torch.cat([real.new_ones(count, shared), real], dim=1)
+    mask = real if isinstance(before, Beginning) else torch.cat([real.new_ones(count, shared), real], dim=1)
     lengths = real.sum(1)  # (B,)
     places = shared + (real.cumsum(1) - 1).clamp(min=0)
     rows = torch.arange(count, device=ids.device)
     with logits_at(model, rows, lengths - 1):
-        logits = model(
-            input_ids=ids, attention_mask=mask, position_ids=places, past_key_values=own, use_cache=True
-        ).logits[0]  # (B, vocabulary)
+        logits = read(ids, mask, places)[0]  # (B, vocabulary)
     written: list[tuple[int, ...]] = [()] * count
     chosen: dict[int, int] = {}
     going = list(range(count))  # rows of the batch that are still undecided
@@ -136,9 +164,7 @@ def _choose_batch(
             mask, position, going = mask[rows], position[rows], [going[place] for place in kept]
         step = torch.tensor([[written[row][-1]] for row in going], device=ids.device)  # (B', 1)
         mask = torch.cat([mask, torch.ones_like(step)], dim=1)
-        logits = model(
-            input_ids=step, attention_mask=mask, position_ids=position[:, None], past_key_values=own, use_cache=True
-        ).logits[:, -1]
+        logits = read(step, mask, position[:, None])[:, -1]
         position = position + 1
 
 

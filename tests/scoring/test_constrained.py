@@ -5,6 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from antiphase.calibration import CalibrationPlan, calibrated
+from antiphase.probing.continuations import Beginning
 from antiphase.scoring import constrained, likelihood
 from antiphase.scoring.constrained import choose_options, shared_beginning
 
@@ -51,6 +53,36 @@ def test_equal_to_decoding_by_hand(kind, shared, any_model, monkeypatch):
     batches = [rows for rows, width in asked[1:] if width > 1]
     assert shared < 9 or (len(batches) > 1 and max(batches) > 1), asked
     assert found == [by_hand(model, prompt, OPTIONS) for prompt in prompts]
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "softmax", "differential", "differential_v2"])
+def test_a_long_common_beginning_is_stored_once(kind, any_model, monkeypatch):
+    """Where layers have no window; calibrated attention may depend on all tokens, and gets copies."""
+    model, stored = any_model(kind), []
+    monkeypatch.setattr(constrained, "SHARED", 4)
+    begin = Beginning.__init__
+    monkeypatch.setattr(Beginning, "__init__", lambda own, *given: stored.append(own) or begin(own, *given))
+    prompts = [[*range(20, 60), *torch.randint(30, 61, (length,)).tolist()] for length in (1, 5, 3, 8, 3, 10, 2)]
+    expected = [by_hand(model, prompt, OPTIONS) for prompt in prompts]
+    assert choose_options(model, prompts, [OPTIONS] * len(prompts)) == expected
+    assert len(stored) == (kind != "mistral")
+    assert len(set(expected)) > 1
+    if kind == "softmax":
+        with calibrated(model, CalibrationPlan({0: range(8)})):
+            choose_options(model, prompts, [OPTIONS] * len(prompts))
+        assert len(stored) == 1
+
+
+def test_attention_that_is_not_read_gets_copies_of_a_cache(any_model, monkeypatch):
+    model = any_model("llama")
+    prompts = [[*range(20, 60), last] for last in (5, 6, 7)]
+    expected = choose_options(model, prompts, [OPTIONS] * 3)
+
+    def refuse(*given):
+        raise ValueError("LlamaForCausalLM takes no position_ids")
+
+    monkeypatch.setattr(Beginning, "__init__", refuse)
+    assert choose_options(model, prompts, [OPTIONS] * 3) == expected
 
 
 @pytest.mark.parametrize(
