@@ -22,14 +22,17 @@ class Beginning:
     def __init__(self, model: PreTrainedModel, ids: Sequence[int]) -> None:
         """
         Args:
-            ids: token ids of the beginning, at least two.
+            ids: token ids of the beginning.
 
         Raises:
-            ValueError: what the model computes for later tokens does not follow from the stored keys and values, or
-                takes no positions (``LastTokens``).
+            ValueError: what the model computes for later tokens does not follow from the stored keys and values, a
+                layer hides some of them, or the model takes no positions (``LastTokens``).
         """
         self.model, self.length = model, len(ids)
         self._calls = LastTokens(model, torch.tensor([ids]), torch.tensor([[len(ids) - 1]])).calls
+        for call in self._calls:
+            if call.window is not None or (call.visible is not None and not bool(call.visible.all())):
+                raise ValueError(f"layer {call.number} of {type(model).__name__} does not see all earlier tokens")
 
     @property
     def tokens_at_once(self) -> int:
@@ -49,20 +52,16 @@ class Beginning:
 
         Args:
             real: (texts, R) bool, which of the other tokens, those in the cache included, are not padding.
-
-        Raises:
-            ValueError: in the block, if a layer has a sliding window.
         """
         calls = iter(self._calls)
 
         def attention(call: AttentionCall) -> Tensor:
-            if call.declared_window is not None:
-                raise ValueError(f"{type(self.model).__name__} has a sliding window, so a beginning cannot be shared")
             texts, _, queries, _ = call.query.shape
             keys = call.key.shape[2]
-            causal = real.new_ones(queries, keys).tril(keys - queries)
-            own = (real[:, None] & causal)[None, None]  # (1, 1, texts, N, R)
-            seen = real.new_ones(*own.shape[:-1], self.length)
+            here = real.to(call.query.device)
+            causal = here.new_ones(queries, keys).tril(keys - queries)
+            own = (here[:, None] & causal)[None, None]  # (1, 1, texts, N, R)
+            seen = here.new_ones(*own.shape[:-1], self.length)
             visible = torch.cat([seen, among_copies(own)], dim=-1).flatten(2, 3)
             return attended(next(calls), call, texts, visible)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ class LastTokens:
         self.model, self.ids, self.positions = model, input_ids.to(model.device), positions.to(model.device)
         self.calls: list[Stored] = []
         self.rows: list[LayerRows] = []
-        """Attention of the last tokens in every layer, in order, on the CPU; see ``attention_rows``."""
+        """Attention of the first of the last tokens in every layer, in order, on the CPU; see ``attention_rows``."""
         with observed(model, self._keep, once=True):
             model.base_model(input_ids=self.ids, use_cache=False)
         if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -153,9 +153,10 @@ class LastTokens:
                 "difference of two maps, from its queries, keys and values, so contributions of tokens cannot be read"
             )
         index = 0 if not self.calls else self.calls[-1].index + (not call.is_second_half)
-        self.calls.append(Stored(call.module, call.layer, index, chosen, call.key, call.value, visible))
+        window = call.declared_window
+        self.calls.append(Stored(call.module, call.layer, index, chosen, call.key, call.value, visible, window))
         if not call.is_second_half:
-            self.rows.append(rows_of_heads(call, rows))
+            self.rows.append(rows_of_heads(call, rows.first()))
 
     def _run(self, replay: _Replay) -> Tensor:
         """The logits of all copies of the last tokens (B·K, P, vocabulary)."""
@@ -202,14 +203,14 @@ class _Replay:
 
     def _visible(self, kept: Stored) -> Tensor:
         """Which of all keys the copies see: (B, 1|maps, K·P, M + K·P)."""
-        positions, keys = self.tokens.positions, kept.key.shape[2]
+        positions, keys = self.tokens.positions.to(kept.key.device), kept.key.shape[2]
         batch, last = positions.shape
         seen = positions.new_ones(batch, 1, 1, last, keys, dtype=torch.bool)  # (B, 1|maps, 1|K, P, M)
         if kept.visible is not None:
             seen = seen & kept.visible.unsqueeze(2)
         if self.hidden is not None:
             here = torch.tensor([layer in (None, kept.index) for layer in self.layers], device=positions.device)
-            seen = seen & ~(self.hidden[:, None, None, None] & here[:, None, None])
+            seen = seen & ~(self.hidden.to(here.device)[:, None, None, None] & here[:, None, None])
         seen = seen.expand(-1, -1, self.copies, -1, -1)
         is_first = torch.ones_like(positions, dtype=torch.bool)  # a repeated position is one key
         for place in range(1, last):
@@ -240,11 +241,8 @@ class _Split(_Replay):
         if self._given is not None:
             return next(self._given)
         whole, rows = self._whole_text(call)
-        first = replace(
-            rows, maps=rows.maps[:, :, :, :1], lam=None if rows.lam is None else rows.lam[..., :1],
-            visible=None if rows.visible is None else rows.visible[:, :, :1],
-        )  # fmt: skip
-        parts = torch.stack([output_of(first, whole.values, only=span) for span in self.spans.unbind(1)])
+        spans = self.spans.to(rows.maps.device)
+        parts = torch.stack([output_of(rows.first(), whole.values, only=span) for span in spans.unbind(1)])
         self._whole.append(parts.expand(-1, -1, call.query.shape[2], -1, -1))  # of the first token; others are unused
         return output_of(rows, whole.values)
 

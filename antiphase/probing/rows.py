@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,6 +28,16 @@ class LayerRows:
     """The model's number of the layer, 0-based; the model may also have layers without attention."""
     visible: Tensor | None = None
     """(1|B, 1|maps, 1|P, M) bool: the keys that each query sees; None: all."""
+
+    def first(self) -> LayerRows:
+        """The rows of the first query."""
+        lam, visible = self.lam, self.visible
+        return replace(
+            self,
+            maps=self.maps[:, :, :, :1],
+            lam=None if lam is None else lam[..., :1],
+            visible=None if visible is None else visible[:, :, :1],
+        )
 
     def weights(self) -> Tensor:
         """The weights that multiply the values: (B, heads, P, M), signed for differential attention."""
@@ -85,6 +95,7 @@ def rows_at(positions: Tensor, call: AttentionCall) -> tuple[LayerRows, Tensor, 
     call.refuse_other_keys()
     call.refuse_unread("dropout", *(() if call.kind.subtracts else ("s_aux",)))
     query, lam = call.query, call.lam if call.kind.subtracts else None
+    positions = positions.to(query.device)  # of a model on several devices
     chosen = query.gather(2, positions[:, None, :, None].expand(-1, query.shape[1], -1, query.shape[-1]))
     visible = _visible(call, positions)
     if lam is not None and lam.shape[-1] > 1:

@@ -38,6 +38,8 @@ class Stored:
     value: Tensor
     visible: Tensor | None
     """(1|B, 1|maps, 1|N, M): keys that the last tokens see; None: all."""
+    window: int | None
+    """The sliding window of the layer, if it has one."""
 
 
 def attend(stored: Stored, call: AttentionCall, copies: int, visible: Tensor) -> tuple[AttentionCall, LayerRows]:

@@ -7,7 +7,7 @@ than it is, because two random maps cancel; so both are reported, together with 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +30,10 @@ def allocation(model: PreTrainedModel, batch: RetrievalBatch) -> list[dict[str, 
     ``map`` is "softmax", or for differential attention "difference" (the weights that multiply the values), "first" and
     "second". ``answer_to_noise`` is the ratio of the averages.
     """
-    return allocation_over(model, batches_of(batch))
+    sums = AllocationSums()
+    for part in batches_of(batch):
+        sums.add(attention_rows(model, part.input_ids, part.prompt_end[:, None]), part)
+    return sums.rows()
 
 
 def batches_of(batch: RetrievalBatch) -> Iterator[RetrievalBatch]:
@@ -40,14 +43,6 @@ def batches_of(batch: RetrievalBatch) -> Iterator[RetrievalBatch]:
         rows = slice(start, start + size)
         spans = {name: span[rows] for name, span in batch.spans.items()}
         yield RetrievalBatch(batch.input_ids[rows], batch.answer_positions[rows], batch.prompt_end[rows], spans)
-
-
-def allocation_over(model: PreTrainedModel, batches: Iterable[RetrievalBatch]) -> list[dict[str, Any]]:
-    """``allocation`` over batches that may differ in length; each is one forward pass."""
-    sums = AllocationSums()
-    for batch in batches:
-        sums.add(attention_rows(model, batch.input_ids, batch.prompt_end[:, None]), batch)
-    return sums.rows()
 
 
 class AllocationSums:

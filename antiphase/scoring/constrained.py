@@ -18,9 +18,9 @@ from antiphase.scoring.states import check_no_state
 
 Option = Sequence[int]
 """Token ids of one allowed answer."""
-SHARED = 32
-"""A common beginning of so many times the longest other part of a prompt is stored once; of a shorter one, each prompt
-gets a copy, so that more prompts are read together.
+LONG_BEGINNING = 32
+"""A common beginning at least so many times as long as the longest rest of a prompt is stored once; otherwise each
+prompt gets a copy of its keys and values, and more prompts are read together.
 """
 LONG_PROMPT = 2048
 """Prompts with more different tokens than this are mostly processed without padding, and without the common beginning
@@ -53,7 +53,7 @@ def choose_options(
     if statistics.median(map(len, prompts)) - shared > max(shared, LONG_PROMPT):
         shared = 0
     longest = max(map(len, prompts)) - shared
-    beginning = _stored(model, prompts[0][:shared]) if SHARED * longest <= shared <= TOKENS_AT_ONCE else None
+    beginning = _stored(model, prompts[0][:shared]) if LONG_BEGINNING * longest <= shared <= TOKENS_AT_ONCE else None
     cache: DynamicCache | None = None
     if shared and beginning is None:
         cache = DynamicCache(config=model.config)
@@ -79,6 +79,9 @@ def choose_options(
                 model, beginning or cache, shared, [rests[row] for row in some], [options[row] for row in some]
             )
             found |= dict(zip(some, chosen, strict=True))
+    if beginning is not None:  # a text whose values are NaN spoils those that were read with it
+        for row in [row for row, option in found.items() if option == -1]:
+            (found[row],) = _choose_batch(model, beginning, shared, [rests[row]], [options[row]])
     return [found[row] for row in range(len(prompts))]
 
 
@@ -104,12 +107,19 @@ def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
 
 
 def _stored(model: PreTrainedModel, ids: Sequence[int]) -> Beginning | None:
-    """The beginning of prompts, stored once; None if the model reads it in a way of its own, as in calibration."""
-    if has_window(model) or model.config._attn_implementation.startswith(REPLACEMENT_PREFIX):
+    """The beginning of prompts, stored once.
+
+    None if copies of a cache are needed: attention is calibrated, has windows or chunks, depends on the number of
+    cached tokens (``attn_temperature_tuning`` of Llama 4), or cannot be read.
+    """
+    config = model.config.get_text_config()
+    is_full = set(getattr(config, "layer_types", None) or ()) <= {"full_attention"} and not has_window(model)
+    is_own = model.config._attn_implementation.startswith(REPLACEMENT_PREFIX)
+    if not is_full or is_own or getattr(config, "attn_temperature_tuning", False):
         return None
     try:
         return Beginning(model, ids)
-    except ValueError:  # the copies of a cache serve every model
+    except ValueError:
         return None
 
 

@@ -6,7 +6,7 @@ from transformers import DynamicCache
 
 from antiphase.probing import continuations
 from antiphase.probing.continuations import Beginning
-from support.models import FOREIGN, foreign_model
+from support.models import FOREIGN, chunked_model, foreign_model
 
 BEGINNING = list(range(20, 29))
 RESTS = [[3, 4, 5, 6], [7], [8, 9, 10]]
@@ -72,11 +72,12 @@ def test_texts_are_read_as_if_each_were_whole(build, name):
             torch.testing.assert_close(logits[row, -1], whole(model, written[row]), rtol=1e-5, atol=1e-6)
 
 
-def test_a_sliding_window_is_refused(build):
-    model, (ids, real, places) = build("mistral"), padded()
-    beginning = Beginning(model, BEGINNING[:3])  # shorter than the window
-    with pytest.raises(ValueError, match="MistralForCausalLM has a sliding window"), beginning.continued(real):
-        model(ids, position_ids=places - 6)
+def test_layers_that_do_not_see_all_earlier_tokens_are_refused(build):
+    """A window, however short the text is, and chunks once there is more than one."""
+    with pytest.raises(ValueError, match="layer 0 of MistralForCausalLM does not see all earlier tokens"):
+        Beginning(build("mistral"), BEGINNING[:3])
+    with pytest.raises(ValueError, match="layer 0 of Llama4ForCausalLM does not see all earlier tokens"):
+        Beginning(chunked_model(chunk=4), BEGINNING)
 
 
 def test_tokens_at_once_waste_a_fifth_of_attention_at_most_and_fit_in_memory(build, monkeypatch):

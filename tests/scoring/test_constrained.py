@@ -9,6 +9,7 @@ from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.probing.continuations import Beginning
 from antiphase.scoring import constrained, likelihood
 from antiphase.scoring.constrained import choose_options, shared_beginning
+from support.models import chunked_model
 
 
 @torch.no_grad()
@@ -59,23 +60,46 @@ def test_equal_to_decoding_by_hand(kind, shared, any_model, monkeypatch):
 def test_a_long_common_beginning_is_stored_once(kind, any_model, monkeypatch):
     """Where layers have no window; calibrated attention may depend on all tokens, and gets copies."""
     model, stored = any_model(kind), []
-    monkeypatch.setattr(constrained, "SHARED", 4)
-    begin = Beginning.__init__
-    monkeypatch.setattr(Beginning, "__init__", lambda own, *given: stored.append(own) or begin(own, *given))
+    monkeypatch.setattr(constrained, "LONG_BEGINNING", 4)
+    continued = Beginning.continued
+    monkeypatch.setattr(Beginning, "continued", lambda own, real: stored.append(own) or continued(own, real))
     prompts = [[*range(20, 60), *torch.randint(30, 61, (length,)).tolist()] for length in (1, 5, 3, 8, 3, 10, 2)]
     expected = [by_hand(model, prompt, OPTIONS) for prompt in prompts]
     assert choose_options(model, prompts, [OPTIONS] * len(prompts)) == expected
-    assert len(stored) == (kind != "mistral")
+    assert len(set(stored)) == (kind != "mistral")
     assert len(set(expected)) > 1
+    stored.clear()
     if kind == "softmax":
         with calibrated(model, CalibrationPlan({0: range(8)})):
             choose_options(model, prompts, [OPTIONS] * len(prompts))
-        assert len(stored) == 1
+        assert not stored
+
+
+@pytest.mark.parametrize("chunk", [16, 42])
+def test_chunks_of_attention_get_copies(chunk, monkeypatch):
+    """The edge of a chunk lies in the beginning or after it."""
+    monkeypatch.setattr(constrained, "LONG_BEGINNING", 4)
+    model = chunked_model(chunk=chunk)
+    prompts = [[*range(20, 60), *torch.randint(30, 61, (length,)).tolist()] for length in (5, 3, 8, 3, 10, 2)]
+    found = choose_options(model, prompts, [OPTIONS] * len(prompts))
+    assert found == [by_hand(model, prompt, OPTIONS) for prompt in prompts]
+
+
+def test_a_prompt_without_finite_logits_spoils_no_other(any_model, monkeypatch):
+    model, continued = any_model("llama"), []
+    own = Beginning.continued
+    monkeypatch.setattr(Beginning, "continued", lambda begin, real: continued.append(len(real)) or own(begin, real))
+    prompts = [[*range(20, 60)] * 3 + [last] for last in (5, 60, 7)]
+    expected = choose_options(model, prompts, [OPTIONS] * 3)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[60] = float("nan")
+    assert choose_options(model, prompts, [OPTIONS] * 3) == [expected[0], -1, expected[2]]
+    assert max(continued) == 3
 
 
 def test_attention_that_is_not_read_gets_copies_of_a_cache(any_model, monkeypatch):
     model = any_model("llama")
-    prompts = [[*range(20, 60), last] for last in (5, 6, 7)]
+    prompts = [[*range(20, 60)] * 3 + [last] for last in (5, 6, 7)]
     expected = choose_options(model, prompts, [OPTIONS] * 3)
 
     def refuse(*given):

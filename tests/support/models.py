@@ -26,6 +26,16 @@ def foreign_model(name, implementation, seed=1):
     return model
 
 
+def chunked_model(chunk, seed=1):
+    """A Llama 4 in fp64 whose layers attend within chunks of so many tokens."""
+    torch.manual_seed(seed)
+    config = hf.Llama4TextConfig(
+        **SIZES, head_dim=8, intermediate_size_mlp=24, num_local_experts=1, attention_chunk_size=chunk,
+        no_rope_layers=[1, 1], attn_temperature_tuning=False,
+    )  # fmt: skip
+    return randomize(hf.Llama4ForCausalLM(config).double())
+
+
 def small_llama(tokenizer, **fields):
     """A Llama of the size of the tokenizer; ``fields`` replace those of its configuration."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
