@@ -452,6 +452,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "real-model-upcycled": real_model_tables.upcycled,
     "real-model-encoder": real_model_tables.encoder,
     "real-model-encoder-sinks": real_model_tables.encoder_sinks,
+    "real-model-many-shot": lambda: real_model_tables.many_shot(0),
+    "real-model-orders": lambda: real_model_tables.many_shot(1),
     "real-model-document-gain": lambda: real_model_tables.measured("document-gain"),
     "real-model-allocation": real_model_tables.allocated,
     "real-model-knockout": real_model_tables.knocked_out,

@@ -139,6 +139,12 @@ def _points(gain: float) -> str:
     return f"{100 * gain:+.2f}"
 
 
+def many_shot(index: int) -> Rows:
+    """A table of the pages of many-shot learning, with the rows of all sets."""
+    tables = [measured(f"many-shot-{name}", index) for name in ("trec", "trec-fine", "clinc-150")]
+    return [tables[0][0], *(row for table in tables for row in table[1:])]
+
+
 def measured(name: str, index: int = 0) -> Rows:
     """A table of the page of one measurement."""
     made = main_tables(Record.load(RECORDS / f"{name}.json"))[index]
