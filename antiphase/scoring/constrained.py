@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from antiphase.interface import REPLACEMENT_PREFIX
 from antiphase.probing.continuations import Beginning
+from antiphase.scoring.beginnings import attends_fully, has_window, shared_beginning
 from antiphase.scoring.likelihood import TOKENS_AT_ONCE, batches, copies_at_once, logits_at, padded
 from antiphase.scoring.states import check_no_state
 
@@ -85,37 +85,12 @@ def choose_options(
     return [found[row] for row in range(len(prompts))]
 
 
-def has_window(model: PreTrainedModel) -> bool:
-    """Whether any layer of a model has a sliding window."""
-    config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    return bool(getattr(config, "sliding_window", None)) and (not kinds or "sliding_attention" in kinds)
-
-
-def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
-    """Number of tokens that all prompts begin with, leaving at least one token of each."""
-    shortest = min(map(len, prompts)) - 1
-    first = prompts[0]
-    for prompt in prompts[1:]:
-        while prompt[:shortest] != first[:shortest]:
-            low, high = 0, shortest - 1
-            while low < high:
-                middle = (low + high + 1) // 2
-                low, high = (middle, high) if prompt[:middle] == first[:middle] else (low, middle - 1)
-            shortest = low
-    return max(0, shortest)
-
-
 def _stored(model: PreTrainedModel, ids: Sequence[int]) -> Beginning | None:
     """The beginning of prompts, stored once.
 
-    None if copies of a cache are needed: attention is calibrated, has windows or chunks, depends on the number of
-    cached tokens (``attn_temperature_tuning`` of Llama 4), or cannot be read.
+    None if copies of a cache are needed: tokens do not see all earlier ones, or attention cannot be read.
     """
-    config = model.config.get_text_config()
-    is_full = set(getattr(config, "layer_types", None) or ()) <= {"full_attention"} and not has_window(model)
-    is_own = model.config._attn_implementation.startswith(REPLACEMENT_PREFIX)
-    if not is_full or is_own or getattr(config, "attn_temperature_tuning", False):
+    if not attends_fully(model):
         return None
     try:
         return Beginning(model, ids)

@@ -168,6 +168,7 @@ def score_options(
     prompts: Sequence[Sequence[int]],
     options: Sequence[Sequence[Sequence[int]]],
     *,
+    shared: int = 0,
     stepwise: bool = False,
 ) -> list[OptionScores]:
     """Log-likelihood of each option after its prompt.
@@ -178,6 +179,8 @@ def score_options(
     Args:
         prompts: token ids.
         options: for each prompt, its options, each with at least one token.
+        shared: number of tokens, less than any prompt has, that all prompts begin with, which go through the model
+            once. Its tokens must see all earlier ones (``attends_fully``).
         stepwise: feed an option's tokens one at a time, as in decoding. This matters if a call's own queries determine
             its sinks, since later tokens would then affect earlier ones.
 
@@ -186,8 +189,8 @@ def score_options(
     """
     check_no_state(model)
     found: dict[int, OptionScores] = {}
-    for rows in batches(prompts, TOKENS_AT_ONCE, filled=FILLED_TOKENS):
-        scored = _score_batch(model, [prompts[row] for row in rows], [options[row] for row in rows], stepwise)
+    for rows in batches(prompts, TOKENS_AT_ONCE, filled=None if shared else FILLED_TOKENS):
+        scored = _score_batch(model, [prompts[row] for row in rows], [options[row] for row in rows], shared, stepwise)
         found |= dict(zip(rows, scored, strict=True))
     return [found[row] for row in range(len(prompts))]
 
@@ -214,12 +217,23 @@ def batches(prompts: Sequence[Sequence[int]], most_tokens: int, *, filled: int |
 
 
 def _score_batch(
-    model: PreTrainedModel, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]], stepwise: bool
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    options: Sequence[Sequence[Sequence[int]]],
+    shared: int,
+    stepwise: bool,
 ) -> list[OptionScores]:
-    ids, mask = padded(prompts, model.device)
+    ids, mask = padded([prompt[shared:] for prompt in prompts], model.device)
+    cache: DynamicCache | None = None
+    if shared:
+        common = torch.tensor([prompts[0][:shared]], device=ids.device)
+        cache = model(input_ids=common, use_cache=True, logits_to_keep=1).past_key_values
+        cache.batch_repeat_interleave(len(prompts))
+        mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
     output = model(
-        input_ids=ids, attention_mask=mask, position_ids=count_positions(mask), use_cache=True, logits_to_keep=1
-    )
+        input_ids=ids, attention_mask=mask, position_ids=count_positions(mask)[:, shared:], past_key_values=cache,
+        use_cache=True, logits_to_keep=1,
+    )  # fmt: skip
     first = output.logits[:, -1].float().log_softmax(-1)  # (B, vocabulary)
     # feed each distinct beginning of an option once
     begun: dict[tuple[int, tuple[int, ...]], list[int]] = {}  # the places of the options that begin so
@@ -242,7 +256,7 @@ def _score_batch(
         cache.batch_select_indices(chosen)
         tokens, real = padded([tokens for _, tokens in some], ids.device, side="right")
         whole = torch.cat([mask[chosen], real], dim=1)
-        before, width = ids.shape[1], tokens.shape[1]
+        before, width = mask.shape[1], tokens.shape[1]
         logits = [
             model(
                 input_ids=tokens[:, first : first + size], attention_mask=whole[:, : before + first + size],

@@ -174,6 +174,15 @@ def test_an_empty_output_is_wrong_and_nobody_is_asked(folder, monkeypatch):
     assert not any("Summary: \n" in question for question in judge.questions)
 
 
+def test_a_judge_is_asked_everything_about_one_text_before_the_next(folder):
+    judge = Reader()
+    evaluate(request(), folder / "out", judge=judge)
+    asked = [re.search(r"(?:Document|Passage): (.*?)\n\n", question)[1] for question in judge.questions]
+    changes = sum(one != other for one, other in zip(asked, asked[1:], strict=False))
+    assert len(asked) > 2 * len(set(asked))
+    assert changes == len(set(asked)) - 1
+
+
 def test_a_model_that_copies_is_seen_in_what_it_copies(folder, monkeypatch):
     copied = "It rained. Nobody was out."
     monkeypatch.setattr(module, "write", lambda loaded, some, *, longest: [copied] * len(some))

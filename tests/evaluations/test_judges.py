@@ -1,8 +1,12 @@
 """Judges: an endpoint that answers, fails, is silent or talks nonsense, on this machine; and a local model."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 import torch
 
+from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.errors import InputError
 from antiphase.evaluations.hallucination import judges
 from antiphase.evaluations.hallucination.judges import (
@@ -13,8 +17,10 @@ from antiphase.evaluations.hallucination.judges import (
     judge_control,
     verdict,
 )
+from antiphase.scoring.beginnings import shared_beginning
 from antiphase.scoring.loading import LoadedModel
 from support.endpoints import ECHO, Endpoint, completion
+from support.models import small_other
 
 KEY = "sk-not-a-real-key"
 
@@ -232,6 +238,39 @@ def test_a_local_model_chooses_the_likelier_answer_with_all_its_tokens(local, te
         odds = chosen_by_hand(loaded, tokenizer(asked, add_special_tokens=template is None)["input_ids"], yes, no)
         assert answer.log_odds == pytest.approx(odds, abs=1e-4)
         assert answer.text == ("Yes" if odds > 0 else "No")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["own", "gemma", "qwen2", "calibrated"])
+def test_a_text_is_read_once_for_successive_questions_about_it(kind, local, text_tokenizer, monkeypatch):
+    """If attention is full: a window would count padding as distance, and calibration depends on the whole prompt."""
+    monkeypatch.setattr(judges, "AT_ONCE", 4)
+    loaded = local() if kind in ("own", "calibrated") else replace(local(), model=small_other(kind, text_tokenizer))
+    model, calibration = loaded.model, nullcontext()
+    if kind == "calibrated":
+        calibration = calibrated(model, CalibrationPlan({0: range(8), 1: range(8)}, alpha=1.2))
+    texts = [f"{word} " * 12 for word in ("one", "two", "three")]
+    asked = [f"{text}{'so ' * i}?" for text, count in zip(texts, (5, 1, 3), strict=True) for i in range(count)]
+    yes, no = (text_tokenizer(f" {word}", add_special_tokens=False)["input_ids"] for word in ("Yes", "No"))
+    prompts = [text_tokenizer(f"{question}\n\nAnswer:")["input_ids"] for question in asked]
+    read = []
+    with calibration:
+        odds = [chosen_by_hand(loaded, prompt, yes, no) for prompt in prompts] if kind != "calibrated" else None
+        hook = model.register_forward_pre_hook(
+            lambda module, args, given: read.append(tuple(given["input_ids"].shape)), with_kwargs=True
+        )
+        found = list(LocalJudge(loaded, fingerprint="w").answers(asked))
+        hook.remove()
+        if odds is None:
+            odds = [next(LocalJudge(loaded, fingerprint="w").answers([question])).log_odds for question in asked]
+    assert [answer.log_odds for answer in found] == pytest.approx(odds, abs=1e-4)
+    shared = [shared_beginning(prompts[:4]), shared_beginning(prompts[6:])]
+    assert min(shared) > 30
+    whole = [shape for shape in read if shape[1] > 30]
+    if kind in ("own", "gemma"):  # four questions, the fifth with the only one about the second text, and three
+        assert whole == [(1, shared[0]), (2, max(map(len, prompts[4:6]))), (1, shared[1])]
+    else:
+        assert [rows for rows, _ in whole] == [4, 2, 3]
 
 
 def test_a_local_model_without_a_preference_gives_no_verdict(local, monkeypatch):

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.probing.continuations import Beginning
 from antiphase.scoring import constrained, likelihood
-from antiphase.scoring.constrained import choose_options, shared_beginning
+from antiphase.scoring.beginnings import shared_beginning
+from antiphase.scoring.constrained import choose_options
 from support.models import chunked_model
 
 

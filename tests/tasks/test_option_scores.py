@@ -32,6 +32,24 @@ def test_options_are_scored_as_by_plain_forward_passes(kind, cached_bytes, tiny_
             assert bool(greedy) == (written == option)
 
 
+@pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2", "llama", "gpt2"])
+@pytest.mark.parametrize("cached_bytes", [1 << 30, 4000])
+def test_a_common_beginning_is_read_once(kind, cached_bytes, any_model, monkeypatch):
+    monkeypatch.setattr(likelihood, "CACHED_BYTES", cached_bytes)
+    model, read = any_model(kind), []
+    beginning = list(range(30, 50))
+    prompts = [beginning + rest for rest in PROMPTS]
+    hook = model.register_forward_pre_hook(
+        lambda module, args, given: read.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    found = score_options(model, prompts, OPTIONS, shared=len(beginning))
+    hook.remove()
+    assert read[:2] == [(1, 20), (3, 5)]
+    for prompt, options, scores in zip(prompts, OPTIONS, found, strict=True):
+        expected = torch.stack([alone(model, prompt, option) for option in options])
+        torch.testing.assert_close(scores.log_likelihood, expected.float(), rtol=1e-4, atol=1e-4)
+
+
 def test_logits_of_options_are_bounded_in_memory(tiny_model, monkeypatch):
     """However many options there are, and however large the vocabulary is."""
     model = tiny_model("softmax")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from antiphase.data.tokenization import in_chat, prompt_tokens, tokens_after
 from antiphase.errors import NonFiniteError
 from antiphase.evaluations.hallucination import JudgeControl
 from antiphase.reading.endpoints import ChatEndpoint
+from antiphase.scoring.beginnings import attends_fully, shared_beginning
 from antiphase.scoring.likelihood import score_options
 from antiphase.scoring.loading import LoadedModel, context_length
 from antiphase.tasks.priors import area_under_curve
@@ -29,6 +30,12 @@ AT_ONCE = 8
 """Number of questions that a local model answers in one batch."""
 YES, NO, UNDECIDED = "Yes", "No", "undecided"
 """Answers of a local model; ``UNDECIDED`` if both are equally likely, which is no verdict."""
+
+
+ALIKE = 0.5
+"""Share of questions about one text that is the same beginning, which a local model reads once."""
+_Asked = tuple[list[int], list[tuple[int, ...]]]
+"""The token ids of a question and of yes and no after it."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +104,13 @@ class LocalJudge:
     def answers(self, questions: Sequence[str]) -> Iterator[Answer]:
         """As for ``Judge``: the answer with the higher log-probability, summed over its tokens.
 
+        Successive questions about one text are answered fastest.
+
         Raises:
             NonFiniteError: the log-probabilities are not finite.
         """
         reads = context_length(self.loaded.model)
-        for start in range(0, len(questions), AT_ONCE):
-            asked = [self._tokens(question) for question in questions[start : start + AT_ONCE]]
+        for asked in _groups(map(self._tokens, questions)):
             sizes = [len(prompt) + max(map(len, options)) for prompt, options in asked]
             fitting = [one for one, size in zip(asked, sizes, strict=True) if reads is None or size <= reads]
             chosen = iter(self._chosen(fitting))
@@ -113,18 +121,21 @@ class LocalJudge:
                     yield next(chosen)
 
     @torch.no_grad()
-    def _chosen(self, asked: Sequence[tuple[list[int], list[tuple[int, ...]]]]) -> list[Answer]:
+    def _chosen(self, asked: Sequence[_Asked]) -> list[Answer]:
         """The answer to each prompt with its options, yes and no."""
-        found = score_options(self.loaded.model, [prompt for prompt, _ in asked], [options for _, options in asked])
-        answers = []
-        for scores in found:
+        model, answers = self.loaded.model, []
+        prompts, options = [prompt for prompt, _ in asked], [options for _, options in asked]
+        shared = shared_beginning(prompts) if len(asked) > 1 and attends_fully(model) else 0
+        if any(shared < ALIKE * len(prompt) for prompt in prompts):
+            shared = 0  # one batch of whole prompts is faster
+        for scores in score_options(model, prompts, options, shared=shared):
             yes, no = scores.log_likelihood.double().tolist()
             if not math.isfinite(yes - no):
                 raise NonFiniteError("its log-probabilities of yes and no are not numbers, so it cannot judge")
             answers.append(Answer(YES if yes > no else NO if no > yes else UNDECIDED, log_odds=yes - no))
         return answers
 
-    def _tokens(self, question: str) -> tuple[list[int], list[tuple[int, ...]]]:
+    def _tokens(self, question: str) -> _Asked:
         """The prompt, and yes and no as they are written after it: at the beginning of a message, or after a space."""
         tokenizer = self.loaded.tokenizer
         if tokenizer.chat_template is None:
@@ -133,6 +144,27 @@ class LocalJudge:
             return prompt_tokens(tokenizer, prompt), options
         options = [tokens_after(tokenizer, in_chat(tokenizer, question), answer) for answer in (YES, NO)]
         return prompt_tokens(tokenizer, question, chat=True), options
+
+
+def _groups(asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
+    """At most ``AT_ONCE`` successive questions, all about one text or each about another one than that before it."""
+    group: list[_Asked] = []
+    about_one = False
+    for one in asked:
+        alike = bool(group) and _are_alike(group[-1][0], one[0])
+        if len(group) == AT_ONCE or (len(group) > 1 and alike != about_one):
+            begun = [group.pop()] if alike and not about_one else []
+            yield group
+            group = begun
+        group.append(one)
+        about_one = alike
+    if group:
+        yield group
+
+
+def _are_alike(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether ``ALIKE`` of two prompts is the same beginning."""
+    return shared_beginning([one, other]) >= ALIKE * max(len(one), len(other))
 
 
 def judge_control(right: Sequence[Answer], wrong: Sequence[Answer]) -> JudgeControl | None:

@@ -369,9 +369,13 @@ def _judged(
     report: Report = silent,
 ) -> _Judged:
     asked = {name: [_questions(system) for system in of_data] for name, of_data in systems.items()}
-    questions = [
-        question for of_data in asked.values() for each in of_data for question in each if question is not None
-    ]
+    by_text: dict[str, list[str]] = {}  # a judge may read a text once for successive questions about it
+    for name, of_data in systems.items():
+        for system, each in zip(of_data, asked[name], strict=True):
+            for item, question in zip(system.items, each, strict=True):
+                if question is not None:
+                    by_text.setdefault(item.context, []).append(question)
+    questions = [question for about in by_text.values() for question in about]
     say(f"the judge is asked {len(answers.missing(questions)):,} questions")
     known = answers.ask(questions, report)
     reasons: Counter[str] = Counter()
