@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
+from antiphase.evaluations.harness import Harness
 from antiphase.records import Record
 from antiphase.report.summary import main_tables
+from antiphase.report.tables import percents_text
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs" / "records" / "real-model"
 LAYERS = ((0, 0), (1, 2), (3, 9), (10, 10), (11, 11), (12, 29))
@@ -100,6 +102,19 @@ def upcycled() -> Rows:
         for run in runs
     ]  # fmt: skip
     return [["Form", "Tokens", "Tokens per second", "Peak memory", "Held-out loss before", "after"], *rows]
+
+
+def downstream() -> Rows:
+    """Accuracy on tasks of lm-eval, with and without examples."""
+    found = Harness.read(Record.load(RECORDS / "harness.json"))
+    assert found is not None
+    table = [["Task", "Examples", "Rows", "Accuracy", "95 %", "Guess", "Commonest label"]]
+    for row in sorted(found.rows, key=lambda row: (row.task, row.shots)):
+        shares = [row.value, row.guess_rate, row.constant_rate]
+        accuracy, guess, constant = ("–" if share is None else f"{100 * share:.1f} %" for share in shares)
+        interval = percents_text(row.metrics[str(row.metric)].interval) or "–"
+        table.append([row.task, str(row.shots), str(row.samples), accuracy, interval, guess, constant])
+    return table
 
 
 def encoder() -> Rows:

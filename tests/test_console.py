@@ -130,3 +130,10 @@ def test_json_of_work_without_a_folder(antiphase):
 def test_version(antiphase):
     code, out, _ = antiphase("--version")
     assert (code, out) == (0, "0.1.0\n")
+
+
+def test_in_a_log_the_next_stage_of_a_piece_is_timed_by_itself_and_its_end_is_told():
+    steps = [(0, "a", 16, 200), (300, "a", 200, 200), (320, "a", 4, 788), (340, "a", 44, 788), (712, "a", 788, 788)]
+    assert told_by_lines(steps) == [
+        "a: 16 of 200", "a: 200 of 200", "a: 4 of 788", "a: 44 of 788, about 6.2 minutes left", "a: 788 of 788",
+    ]  # fmt: skip

@@ -59,28 +59,31 @@ Show = Callable[[Hashable, str, float, float, str], None]
 
 
 class Lines:
-    """Progress as lines, for output that is no terminal: one in ``LINE_SECONDS``, and one when a piece is finished."""
+    """Progress as lines, for output that is no terminal: one in ``LINE_SECONDS``, and one when a stage is finished.
+
+    A stage is a piece of work with a total; a piece that goes on with another total begins its next one.
+    """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.say, self.clock = say, clock
         self.told = -math.inf
         self.begun: dict[Hashable, tuple[float, float]] = {}
-        """When the first part of a piece was finished, and how much that was: what came before it was loading."""
+        """When the first part of a stage was finished, and how much that was: what came before it was loading."""
         self.finished: set[Hashable] = set()
-        """Pieces whose end has been told."""
+        """Stages whose end has been told."""
 
     def show(self, key: Hashable, name: str, done: float, total: float, text: str) -> None:
         """A ``Show``."""
-        now, is_finished = self.clock(), done >= total
+        now, is_finished, stage = self.clock(), done >= total, (key, total)
         if done:
-            self.begun.setdefault(key, (now, done))
-        if (now - self.told < LINE_SECONDS and not is_finished) or (is_finished and key in self.finished):
+            self.begun.setdefault(stage, (now, done))
+        if (now - self.told < LINE_SECONDS and not is_finished) or (is_finished and stage in self.finished):
             return
         if is_finished:
-            self.finished.add(key)
+            self.finished.add(stage)
         self.told = now
         words = [f"{name}: {int(done)} of {total:g}", *([text] if text else [])]
-        since, before = self.begun.get(key, (now, done))
+        since, before = self.begun.get(stage, (now, done))
         if done > before and not is_finished:
             words.append(f"about {duration((now - since) / (done - before) * (total - done))} left")
         self.say(", ".join(words))
