@@ -63,14 +63,14 @@ class LastTokens:
             ValueError: the model's attention does not use transformers' interface, depends on more than queries, keys
                 and values, or tokens cannot be run alone by position.
         """
-        if "position_ids" not in inspect.signature(model.forward).parameters:
-            raise ValueError(f"{type(model).__name__} takes no position_ids, so it cannot run a text's end alone")
         self.model, self.ids, self.positions = model, input_ids.to(model.device), positions.to(model.device)
         self.calls: list[Stored] = []
         self.rows: list[LayerRows] = []
         """Attention of the first of the last tokens in every layer, in order, on the CPU; see ``attention_rows``."""
         with observed(model, self._keep, once=True):
             model.base_model(input_ids=self.ids, use_cache=False)
+        if "position_ids" not in inspect.signature(model.forward).parameters:
+            raise ValueError(f"{type(model).__name__} takes no position_ids, so it cannot run a text's end alone")
         self._run(_Replay(self))
 
     @property
