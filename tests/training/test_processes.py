@@ -78,6 +78,12 @@ def test_two_processes_give_the_losses_of_one(tmp_path, tiny_preset, run, outcom
     for first, second in zip(one["progress"]["curve"], two["progress"]["curve"], strict=True):
         assert second["loss"] == pytest.approx(first["loss"], rel=1e-4)
     assert values(tmp_path / "two")["tokens"] == 8 * 7 * 25
+
+
+def test_two_processes_go_on_from_the_newest_whole_checkpoint(tmp_path, tiny_preset, outcome, assert_identical):
+    overrides = ("training.steps=8", "training.batch_size=7")
+    assert in_two_processes(tiny_preset, tmp_path / "two", *overrides).returncode == 0
+    two = outcome(tmp_path / "two")
     (tmp_path / "two" / "checkpoint" / "step-00000008" / "optimizer.safetensors").unlink()
     done = in_two_processes(tiny_preset, tmp_path / "two", *overrides, further=["--resume"])
     assert done.returncode == 0, done.stderr
