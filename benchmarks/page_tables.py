@@ -449,7 +449,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "real-model-conversion": real_model_tables.conversion,
     "real-model-sinks": real_model_tables.text_sinks,
     "real-model-costs": real_model_tables.costs,
-    "real-model-upcycled": real_model_tables.upcycled,
+    "real-model-continued": real_model_tables.continued,
     "real-model-downstream": real_model_tables.downstream,
     "real-model-covered": lambda: real_model_tables.measured("hallucination", 2),
     "real-model-judge": lambda: real_model_tables.measured("hallucination", 3),

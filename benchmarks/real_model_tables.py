@@ -91,17 +91,30 @@ def knocked_out() -> Rows:
     return table
 
 
-def upcycled() -> Rows:
-    """Continued training in three forms: speed, memory, and held-out loss at the beginning and at the end."""
+FORMS = {"softmax": "as it is", "control": "control of V2", "differential_v2": "V2"}
+"""The arms of continued training in words."""
+TRAINED = {"lambda": "λ alone", "lora": "LoRA and λ"}
+"""Values of ``training.trained`` in words, for runs of V2."""
+
+
+def continued() -> Rows:
+    """Continued training of three forms: speed, memory, and held-out loss at the beginning and at the end."""
     runs = Record.load(RECORDS / "upcycle.json").values["runs"]
-    rows = [
-        [
-            run["arm"], f"{run['tokens']:,}", f"{run['tokens_per_second']:.0f}",
-            f"{run['peak_memory'] / 2**30:.1f} GiB", f"{run['curve'][0]['loss']:.3f}", f"{run['final']['loss']:.3f}",
-        ]
-        for run in runs
-    ]  # fmt: skip
-    return [["Form", "Tokens", "Tokens per second", "Peak memory", "Held-out loss before", "after"], *rows]
+    named = [(FORMS[run["arm"]], "all weights", run) for run in runs]
+    named += [
+        (FORMS["differential_v2"], words, Record.load(RECORDS / f"continued-{name}.json").values)
+        for name, words in TRAINED.items()
+    ]
+    table = [["Form", "Trained", "Rate", "Tokens", "Tokens per second", "Peak memory", "Held-out loss before", "after"]]
+    for form, trained, run in named:
+        table.append(
+            [
+                form, trained, f"{run['learning_rate']:g}", f"{run['tokens']:,}", f"{run['tokens_per_second']:.0f}",
+                f"{run['peak_memory'] / 2**30:.1f} GiB", f"{run['curve'][0]['loss']:.3f}",
+                f"{run['final']['loss']:.3f}",
+            ]
+        )  # fmt: skip
+    return table
 
 
 def downstream() -> Rows:
