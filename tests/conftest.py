@@ -160,9 +160,14 @@ def tiny_model(tiny_config):
 @pytest.fixture
 def any_model(tiny_model):
     """A small model by name: a kind of attention of this package, or a family of ``support.models``."""
-    from support.models import FOREIGN, foreign_model
+    from support.models import FOREIGN, PADDING_COUNTS, foreign_model
 
-    return lambda name: foreign_model(name, "sdpa") if name in FOREIGN else tiny_model(name)
+    def build(name):
+        if name in PADDING_COUNTS:
+            return foreign_model(name, "eager")
+        return foreign_model(name, "sdpa") if name in FOREIGN else tiny_model(name)
+
+    return build
 
 
 @pytest.fixture(scope="session")

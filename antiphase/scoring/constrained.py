@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from antiphase.probing.continuations import Beginning
-from antiphase.scoring.beginnings import attends_fully, has_window, shared_beginning
+from antiphase.scoring.beginnings import attends_fully, counts_padding, depends_on_length, shared_beginning
 from antiphase.scoring.likelihood import TOKENS_AT_ONCE, batches, copies_at_once, logits_at, padded
 from antiphase.scoring.states import check_no_state
 
@@ -39,7 +39,7 @@ def choose_options(
 
     Args:
         prompts: token ids. Their common beginning goes through the model once, except a short beginning of long
-            prompts.
+            prompts, and where RoPE depends on the length.
         options: options of each prompt, each with at least one token.
 
     Returns:
@@ -50,7 +50,7 @@ def choose_options(
     """
     check_no_state(model)
     shared = shared_beginning(prompts)
-    if statistics.median(map(len, prompts)) - shared > max(shared, LONG_PROMPT):
+    if statistics.median(map(len, prompts)) - shared > max(shared, LONG_PROMPT) or depends_on_length(model):
         shared = 0
     longest = max(map(len, prompts)) - shared
     beginning = _stored(model, prompts[0][:shared]) if LONG_BEGINNING * longest <= shared <= TOKENS_AT_ONCE else None
@@ -68,8 +68,8 @@ def choose_options(
     filled = None if beginning is None else tokens_at_once // 4
     together: dict[int, list[int]] = {}
     for row, rest in enumerate(rests):
-        # padding between a prompt and its answer would count as distance in a sliding window
-        together.setdefault(len(rest) if len(rest) > LONG_PROMPT or has_window(model) else 0, []).append(row)
+        # padding would stand between a prompt and its answer
+        together.setdefault(len(rest) if len(rest) > LONG_PROMPT or counts_padding(model) else 0, []).append(row)
     groups = [[alike[i] for i in rows] for alike in together.values() for rows in
               batches([rests[row] for row in alike], tokens_at_once, filled=filled)]  # fmt: skip
     for rows in groups:

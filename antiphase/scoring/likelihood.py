@@ -16,6 +16,7 @@ from antiphase.errors import NonFiniteError
 from antiphase.interface import REPLACEMENT_PREFIX
 from antiphase.layers.positions import count_positions
 from antiphase.ops.layer import cross_entropies
+from antiphase.scoring.beginnings import depends_on_length
 from antiphase.scoring.division import Divide, alone
 from antiphase.scoring.states import carries_state, check_no_state
 
@@ -180,7 +181,7 @@ def score_options(
         prompts: token ids.
         options: for each prompt, its options, each with at least one token.
         shared: number of tokens, less than any prompt has, that all prompts begin with, which go through the model
-            once. Its tokens must see all earlier ones (``attends_fully``).
+            once, if it may read them before the rest (``is_read_in_parts``).
         stepwise: feed an option's tokens one at a time, as in decoding. This matters if a call's own queries determine
             its sinks, since later tokens would then affect earlier ones.
 
@@ -188,11 +189,35 @@ def score_options(
         ValueError: the model carries a state.
     """
     check_no_state(model)
+    cache: DynamicCache | None = None
+    at_once = len(prompts)
+    if shared:
+        beginning = torch.tensor([prompts[0][:shared]], device=model.device)
+        cache = model(input_ids=beginning, use_cache=True, logits_to_keep=1).past_key_values
+        at_once = copies_at_once(cache, rows=1)
+    alike: dict[int, list[int]] = {}  # padding after a beginning, and the length in some kinds of RoPE, would count
+    for row, prompt in enumerate(prompts):
+        alike.setdefault(len(prompt) if shared or depends_on_length(model) else 0, []).append(row)
     found: dict[int, OptionScores] = {}
-    for rows in batches(prompts, TOKENS_AT_ONCE, filled=None if shared else FILLED_TOKENS):
-        scored = _score_batch(model, [prompts[row] for row in rows], [options[row] for row in rows], shared, stepwise)
-        found |= dict(zip(rows, scored, strict=True))
+    for group in alike.values():
+        rests = [prompts[row][shared:] for row in group]
+        for batch in batches(rests, TOKENS_AT_ONCE, filled=FILLED_TOKENS):
+            for start in range(0, len(batch), at_once):
+                some = batch[start : start + at_once]
+                before = None if cache is None else _repeated(cache, len(some))
+                scored = _score_batch(
+                    model, [rests[place] for place in some], [options[group[place]] for place in some], before, stepwise
+                )
+                found |= dict(zip([group[place] for place in some], scored, strict=True))
     return [found[row] for row in range(len(prompts))]
+
+
+def _repeated(cache: DynamicCache, count: int) -> DynamicCache:
+    """A cache of so many copies of the only text in another one, which is left as it is."""
+    copied = copy.copy(cache)
+    copied.layers = [copy.copy(layer) for layer in cache.layers]  # their tensors are replaced, never changed
+    copied.batch_repeat_interleave(count)
+    return copied
 
 
 def batches(prompts: Sequence[Sequence[int]], most_tokens: int, *, filled: int | None = None) -> Iterator[list[int]]:
@@ -220,16 +245,13 @@ def _score_batch(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     options: Sequence[Sequence[Sequence[int]]],
-    shared: int,
+    cache: DynamicCache | None,
     stepwise: bool,
 ) -> list[OptionScores]:
-    ids, mask = padded([prompt[shared:] for prompt in prompts], model.device)
-    cache: DynamicCache | None = None
-    if shared:
-        common = torch.tensor([prompts[0][:shared]], device=ids.device)
-        cache = model(input_ids=common, use_cache=True, logits_to_keep=1).past_key_values
-        cache.batch_repeat_interleave(len(prompts))
-        mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
+    """``cache``: of what stands before each of the prompts, without padding."""
+    ids, mask = padded(prompts, model.device)
+    shared = 0 if cache is None else cache.get_seq_length()
+    mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
     output = model(
         input_ids=ids, attention_mask=mask, position_ids=count_positions(mask)[:, shared:], past_key_values=cache,
         use_cache=True, logits_to_keep=1,

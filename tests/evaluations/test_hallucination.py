@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -178,7 +179,7 @@ def test_a_judge_is_asked_everything_about_one_text_before_the_next(folder):
     judge = Reader()
     evaluate(request(), folder / "out", judge=judge)
     asked = [re.search(r"(?:Document|Passage): (.*?)\n\n", question)[1] for question in judge.questions]
-    changes = sum(one != other for one, other in zip(asked, asked[1:], strict=False))
+    changes = sum(one != other for one, other in pairwise(asked))
     assert len(asked) > 2 * len(set(asked))
     assert changes == len(set(asked)) - 1
 

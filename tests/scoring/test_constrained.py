@@ -10,7 +10,7 @@ from antiphase.probing.continuations import Beginning
 from antiphase.scoring import constrained, likelihood
 from antiphase.scoring.beginnings import shared_beginning
 from antiphase.scoring.constrained import choose_options
-from support.models import chunked_model
+from support.models import PADDING_COUNTS, chunked_model
 
 
 @torch.no_grad()
@@ -55,6 +55,15 @@ def test_equal_to_decoding_by_hand(kind, shared, any_model, monkeypatch):
     batches = [rows for rows, width in asked[1:] if width > 1]
     assert shared < 9 or (len(batches) > 1 and max(batches) > 1), asked
     assert found == [by_hand(model, prompt, OPTIONS) for prompt in prompts]
+
+
+@pytest.mark.parametrize("kind", PADDING_COUNTS)
+def test_where_padding_would_count_there_is_none(kind, any_model):
+    model = any_model(kind)
+    prompts = [[*range(20, 44), *torch.randint(30, 61, (length,)).tolist()] for length in (1, 12, 3, 20, 3, 5) * 4]
+    options = [[first, second] for first in range(3, 9) for second in range(9, 30)]
+    found = choose_options(model, prompts, [options] * len(prompts))
+    assert found == [by_hand(model, prompt, options) for prompt in prompts]
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "softmax", "differential", "differential_v2"])

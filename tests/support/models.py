@@ -13,12 +13,21 @@ FOREIGN = {
     "gpt2": hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64),
 }  # fmt: skip
 """Configurations by name, of two layers each."""
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+PADDING_COUNTS = {
+    "gpt_neo": hf.GPTNeoConfig(vocab_size=61, hidden_size=32, num_layers=2, num_heads=4, window_size=4,
+                               attention_types=[[["global", "local"], 1]], max_position_embeddings=64),
+    "mpt": hf.MptConfig(vocab_size=61, d_model=32, n_layers=2, n_heads=4, max_seq_len=64),
+    "longrope": hf.Phi3Config(**SIZES, max_position_embeddings=64, original_max_position_embeddings=16,
+                              rope_parameters=LONGROPE),
+}  # fmt: skip
+"""Those in which padding between tokens counts: local attention, ALiBi by index, RoPE by length from 17 tokens on."""
 
 
 def foreign_model(name, implementation, seed=1):
     """In evaluation mode; equal seeds give equal weights."""
     torch.manual_seed(seed)
-    config = copy.deepcopy(FOREIGN[name])  # the model's own: it holds its implementation
+    config = copy.deepcopy((FOREIGN | PADDING_COUNTS)[name])  # the model's own: it holds its implementation
     model = hf.AutoModelForCausalLM.from_config(config, attn_implementation=implementation).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -5,9 +5,12 @@ import torch
 
 from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.scoring import likelihood
+from antiphase.scoring.beginnings import counts_padding, is_read_in_parts
 from antiphase.scoring.likelihood import generated_tokens, score_options
-from support.models import alone
+from support.models import PADDING_COUNTS, alone
 
+PARTS = ["gpt_neo", "mpt"]
+"""Models in which padding counts, but not the length."""
 PROMPTS = [[5, 6, 7, 8, 9], [11, 12], [21, 22, 23]]
 OPTIONS = [[[3], [4, 5, 6]], [[7, 8], [7, 9], [3, 4, 5, 6]], [[30, 31], [30]]]
 
@@ -32,22 +35,38 @@ def test_options_are_scored_as_by_plain_forward_passes(kind, cached_bytes, tiny_
             assert bool(greedy) == (written == option)
 
 
-@pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2", "llama", "gpt2"])
+@pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2", "llama", "gpt2", "mistral", *PARTS])
 @pytest.mark.parametrize("cached_bytes", [1 << 30, 4000])
 def test_a_common_beginning_is_read_once(kind, cached_bytes, any_model, monkeypatch):
     monkeypatch.setattr(likelihood, "CACHED_BYTES", cached_bytes)
     model, read = any_model(kind), []
     beginning = list(range(30, 50))
     prompts = [beginning + rest for rest in PROMPTS]
+    assert is_read_in_parts(model)
     hook = model.register_forward_pre_hook(
         lambda module, args, given: read.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
     found = score_options(model, prompts, OPTIONS, shared=len(beginning))
     hook.remove()
-    assert read[:2] == [(1, 20), (3, 5)]
+    assert read[0] == (1, 20)
+    assert {(1, 5), (1, 2), (1, 3)} <= set(read[1:])
+    assert max(width for _, width in read[1:]) == 5
     for prompt, options, scores in zip(prompts, OPTIONS, found, strict=True):
         expected = torch.stack([alone(model, prompt, option) for option in options])
         torch.testing.assert_close(scores.log_likelihood, expected.float(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", PADDING_COUNTS)
+@torch.no_grad()
+def test_prompts_in_which_padding_would_count(kind, any_model):
+    model = any_model(kind)
+    prompts = [*PROMPTS[:2], [*range(30, 50), *PROMPTS[2]]]
+    options = [[[3], [4]], [[7], [9]], [[30], [31]]]
+    assert is_read_in_parts(model) == (kind in PARTS)
+    assert counts_padding(model)
+    for prompt, listed, scores in zip(prompts, options, score_options(model, prompts, options), strict=True):
+        logs = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+        torch.testing.assert_close(scores.log_likelihood, logs[torch.tensor(listed)[:, 0]], rtol=1e-4, atol=1e-4)
 
 
 def test_logits_of_options_are_bounded_in_memory(tiny_model, monkeypatch):
