@@ -275,7 +275,7 @@ def cut(folder):
 
 HARMS = [
     (shutil.rmtree, ": there is no such folder; check the path"),
-    (lambda folder: (shutil.rmtree(folder), folder.write_text("x")), ": this is not a folder; give the folder of a"),
+    (lambda folder: (shutil.rmtree(folder), folder.write_text("x")), ": this is not a folder; give a model's folder"),
     (lambda folder: (folder / "config.json").unlink(), ": this folder holds no model (config.json is missing); give"),
     (linked("config.json"), ": this folder holds no model (config.json is missing); give"),
     (file("config.json", b""), "/config.json: the file is empty; save the model once more"),

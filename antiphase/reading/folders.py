@@ -51,7 +51,10 @@ def local_folder(name: str, flag: str) -> Path | None:
     folder = Path(name)
     if not folder.is_dir():
         if folder.exists() or not name:
-            raise InputError(f"{flag} {name}: this is not a folder; give the folder of a model")
+            remedy = (
+                f"what this writes: antiphase convert {name} NEW" if folder.suffix == ".gguf" else "a model's folder"
+            )
+            raise InputError(f"{flag} {name}: this is not a folder; give {remedy}")
         if is_local(name, folder):
             raise InputError(f"{flag} {name}: there is no such folder; check the path")
         return None

@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from antiphase.config import RunSettings, kept_run
 from antiphase.errors import InputError
@@ -75,7 +76,9 @@ def load_model(
             its run wrote, or a causal language model attends to later tokens.
     """
     if with_head:
-        model, tokenizer = read_model(name, lambda config: AutoModelForCausalLM, dtype=dtype, device_map=device_map)
+        model, tokenizer = read_model(
+            name, lambda config: _causal_class(name, config), dtype=dtype, device_map=device_map
+        )
     else:
         model, tokenizer = read_model(name, _class_of, kind="model", dtype=dtype, device_map=device_map)
     check_loaded(name, "MODEL")
@@ -101,6 +104,15 @@ def origins(models: Iterable[LoadedModel | str]) -> dict[str, dict[str, str]]:
         if origin is not None:
             found[name] = origin
     return {DEQUANTIZED: found} if found else {}
+
+
+def _causal_class(name: str, config: PreTrainedConfig) -> type[AutoModelForCausalLM]:
+    """The class of causal language models, for a model that is none of transformers' encoders."""
+    held = config.architectures or []
+    is_encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if is_encoder and held and not set(held) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        raise InputError(f"MODEL {name} is an encoder ({held[0]}), not a causal language model; give a decoder")
+    return AutoModelForCausalLM
 
 
 @torch.no_grad()

@@ -44,7 +44,10 @@ def overrides_from(folder: str, *, flag: str) -> list[str]:
     with naming({"SOURCE": flag}):
         config = Checkpoint(folder).config
     if not isinstance(config, AntiphaseConfig):
-        raise InputError(f"{flag} {folder} is a model of type {config.model_type!r}; use antiphase convert first")
+        raise InputError(
+            f"{flag} {folder} is a model of type {config.model_type!r}; give what this writes: antiphase convert "
+            f"{folder} NEW --to antiphase"
+        )
     settings = model_settings(config, flag=f"{flag} {folder}")
     settings |= {"training.start_from": folder, "data.tokenizer": folder}
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]

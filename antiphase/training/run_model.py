@@ -186,7 +186,10 @@ def _start(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> Checkpo
         checkpoint = Checkpoint(folder)
         found = checkpoint.config
         if not isinstance(found, AntiphaseConfig):
-            raise InputError(f"SOURCE {folder}: a model of type {found.model_type!r}; use antiphase convert first")
+            raise InputError(
+                f"SOURCE {folder}: a model of type {found.model_type!r}; give what this writes: antiphase convert "
+                f"{folder} NEW --to antiphase"
+            )
         checkpoint.check()
     is_longer = config.max_position_embeddings > found.max_position_embeddings
     compared = [name for name in STRUCTURE if not (name == "rope_parameters" and is_longer)]

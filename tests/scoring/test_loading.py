@@ -10,6 +10,7 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertForTokenClassification,
+    BertLMHeadModel,
     BertModel,
     LlamaConfig,
     LlamaForCausalLM,
@@ -177,8 +178,15 @@ def test_an_encoder_is_loaded_as_what_it_is(bert, kind):
     assert type(load_model(bert(kind), with_head=False).model) is kind  # its class without a head would lack a pooler
 
 
+@pytest.mark.parametrize("kind", [BertModel, BertForMaskedLM, BertForTokenClassification])
+def test_an_encoder_in_place_of_a_causal_model_is_named(bert, kind):
+    name = bert(kind)
+    with pytest.raises(InputError, match=rf"MODEL {re.escape(name)} is an encoder \({kind.__name__}\), not a causal"):
+        load_model(name)
+
+
 def test_a_model_that_looks_ahead_is_refused(bert):
-    name = bert(BertForMaskedLM)
+    name = bert(BertLMHeadModel)
     with pytest.raises(InputError, match=f"MODEL {re.escape(name)} is not a causal language model: its logits depend"):
         load_model(name)
 

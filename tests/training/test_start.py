@@ -150,7 +150,7 @@ def test_models_of_other_packages_are_refused(run, trained, tmp_path):
     LlamaForCausalLM(
         LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
     ).save_pretrained(tmp_path / "llama")
-    assert "use antiphase convert first" in refused(tmp_path / "llama")
+    assert f"antiphase convert {tmp_path / 'llama'} NEW --to antiphase" in refused(tmp_path / "llama")
     (tmp_path / "by another name").mkdir()
     for file in trained.glob("*"):
         if file.is_file():
