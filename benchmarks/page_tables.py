@@ -447,7 +447,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "sharded-step": cluster_tables.sharded_step,
     "text-memory": cluster_tables.text_memory,
     "real-model-conversion": real_model_tables.conversion,
-    "real-model-sinks": real_model_tables.text_sinks,
+    "real-model-sinks": real_model_tables.sinks,
     "real-model-costs": real_model_tables.costs,
     "real-model-continued": real_model_tables.continued,
     "real-model-downstream": real_model_tables.downstream,

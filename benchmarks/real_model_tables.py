@@ -12,7 +12,7 @@ from antiphase.report.tables import percents_text
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs" / "records" / "real-model"
 LAYERS = ((0, 0), (1, 2), (3, 9), (10, 10), (11, 11), (12, 29))
-"""First and last layer of the rows of ``text_sinks``."""
+"""First and last layer of the rows of ``sinks``."""
 
 Rows = list[list[str]]
 
@@ -24,22 +24,27 @@ def conversion() -> Rows:
     return [["Conversion", "Time", "Peak memory"], *rows]
 
 
-def text_sinks() -> Rows:
-    """Where attention goes on the text of the picture, by groups of layers."""
-    found = Record.load(RECORDS / "text-sinks.json").values["rows"]
-    table = [["Layers", "On the first token", "On other sinks", "Sinks of most heads in all of these layers"]]
+def sinks() -> Rows:
+    """Where attention goes by groups of layers: on the text of the picture, and on essays."""
+    text = Record.load(RECORDS / "text-sinks.json").values["rows"]
+    essays = Record.load(RECORDS / "probe.json").values["layers"]
+    table = [
+        [
+            "Layers", "Text: first token", "Other sinks", "Sinks of most heads in all of these layers",
+            "Essays: first token", "Other sinks",
+        ]
+    ]  # fmt: skip
     for first, last in LAYERS:
-        rows = [row for row in found if first <= row["layer"] <= last]
-        named = [{(token["position"], token["token"]) for token in row["tokens"]} for row in rows]
+        own, long = ([row for row in rows if first <= row["layer"] <= last] for rows in (text, essays))
+        named = [{(token["position"], token["token"]) for token in row["tokens"]} for row in own]
         common = sorted(set.intersection(*named))
-        table.append(
-            [
-                str(first) if first == last else f"{first} to {last}",
-                f"{100 * statistics.fmean(row['first_share'] for row in rows):.0f} %",
-                f"{100 * statistics.fmean(row['sink_share'] for row in rows):.0f} %",
-                ", ".join(f"“{word.strip() or repr(word)}” ({position})" for position, word in common) or "–",
-            ]
-        )
+        words = ", ".join(f"“{word.strip() or repr(word)}” ({position})" for position, word in common) or "–"
+        shares = [
+            f"{100 * statistics.fmean(row[name] for row in rows):.0f} %"
+            for rows in (own, long)
+            for name in ("first_share", "sink_share")
+        ]
+        table.append([str(first) if first == last else f"{first} to {last}", *shares[:2], words, *shares[2:]])
     return table
 
 

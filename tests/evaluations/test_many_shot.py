@@ -154,14 +154,39 @@ def test_the_share_of_labels_shown_is_counted(task, tmp_path, tokenizer, monkeyp
     assert [row[place] for row in table.rows] == [row.label_shown for row in rows]
 
 
-def test_alternating_orders_alternate(run):
+def alternated(task, counts):
+    """The labels of an alternating order of so many rows of each class."""
+    shown = [row for label, count in counts.items() for row in rows_of(task(), label)[:count]]
+    return [task().label(row) for row in module._alternating(task(), shown, 0, 0)]
+
+
+def rows_of(task, label):
+    return [row for row in task.rows if task.label(row) == label]
+
+
+def test_equal_classes_alternate(task):
+    labels = alternated(task, dict.fromkeys(LABELS, 5))
+    assert len(labels) == 15
+    for turn in range(5):
+        assert labels[3 * turn : 3 * turn + 3] == labels[:3]
+    assert set(labels[:3]) == set(LABELS)
+
+
+@pytest.mark.parametrize("counts", [{"red": 2, "blue": 9, "green": 9}, {"red": 9, "blue": 1, "green": 3}])
+def test_unequal_classes_are_spread_evenly(counts, task):
+    labels = alternated(task, counts)
+    assert Counter(labels) == counts
+    for end in range(len(labels) + 1):
+        for label, count in counts.items():
+            assert abs(labels[:end].count(label) - end * count / len(labels)) < 1.5
+
+
+def test_alternating_orders_are_asked(run):
     _, seen = run(constant, shots=[9], orders=2)
     for prompts in seen[-2:]:
         labels = [part.rsplit("Colour: ", 1)[1] for part in prompts[0].split("\n\n")[:-1]]
-        kinds = len(set(labels))
-        fewest = min(Counter(labels).values())
-        for turn in range(fewest):
-            assert len(set(labels[turn * kinds : (turn + 1) * kinds])) == kinds
+        halves = Counter(labels[: len(labels) // 2]), Counter(labels[len(labels) // 2 :])
+        assert all(abs(halves[0][label] - halves[1][label]) <= 2 for label in labels)
 
 
 def test_texts_that_do_not_fit_are_left_out_and_counted(run):

@@ -261,9 +261,16 @@ def _shuffled(task: LabelledTask, shown: Sequence[Row], number: int, seed: int) 
 
 
 def _alternating(task: LabelledTask, shown: Sequence[Row], number: int, seed: int) -> list[Row]:
-    """Examples that take one of each class in turn, with classes and rows in random order."""
+    """Examples that take one of each class in turn, with classes and rows in random order.
+
+    Those of each class are spread evenly, so that a prompt does not end with the commonest classes.
+    """
     by_label: dict[str, list[Row]] = {}
     for row in _shuffled(task, shown, number, seed):
         by_label.setdefault(task.label(row), []).append(row)
-    queues = list(by_label.values())
-    return [queue[turn] for turn in range(max(map(len, queues))) for queue in queues if turn < len(queue)]
+    placed = [
+        ((turn + place / len(by_label)) / len(rows), place, row)
+        for place, rows in enumerate(by_label.values())
+        for turn, row in enumerate(rows)
+    ]
+    return [row for _, _, row in sorted(placed, key=lambda one: one[:2])]
