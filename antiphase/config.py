@@ -99,11 +99,7 @@ def _preset(
         changes += [(str(key), value) for key, value in with_data.items()]
     if validation:
         changes.append(("data.validation", list(validation)))
-    for override in overrides:
-        key, separator, text = override.partition("=")
-        if not separator or not key:
-            raise InputError(f"--set {override!r} is not KEY=VALUE, for example --set training.steps=200")
-        changes.append((key, _parse_value(override, text)))
+    changes += map(parse_override, overrides)
     if any(key.startswith("compare.arms.") for key, _ in changes) and "arms" not in (section(tree, "compare") or {}):
         assign(tree, "compare.arms", CompareSettings().arms)  # changing one arm keeps the others
     known = list(_arms(tree))
@@ -123,6 +119,18 @@ def _preset(
     for arm in compare.arms:
         arm_run(run, compare, arm, seed=0)
     return Preset(run=run, compare=compare, name=name)
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """The key and the value of ``KEY=VALUE``.
+
+    Raises:
+        InputError: it is something else.
+    """
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise InputError(f"--set {override!r} is not KEY=VALUE, for example --set training.steps=200")
+    return key, _parse_value(override, text)
 
 
 def _arms(tree: dict[str, Any]) -> dict[str, Any]:

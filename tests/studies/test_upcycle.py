@@ -78,9 +78,12 @@ def test_unsuitable_models_are_refused(tiny_preset, tmp_path):
     with pytest.raises(InputError, match=r"MODEL .*config\.json cannot be used"):
         upcycle_preset(model, tmp_path / "up")
     (tmp_path / "config.json").replace(tmp_path / "run" / "config.json")
-    wider = upcycle_preset(model, tmp_path / "up", ["model.hidden_size=20", "model.head_dim=4"])
-    with pytest.raises(InputError, match=r"training\.start_from .* hidden_size is 16, this run's is 20"):
-        upcycle(model, tmp_path / "up", wider)
+    sizes = ["model.hidden_size=20", "model.num_hidden_layers=4", "model.rms_norm_eps=1e-2", "model.head_dim=4"]
+    named = r"model.hidden_size=20 \(it has 16\), model.num_hidden_layers=4 \(it has 2\), model.rms_norm_eps=1e-2 "
+    with pytest.raises(InputError, match=named):
+        upcycle_preset(model, tmp_path / "up", sizes)
+    same = ["model.hidden_size=16", "model.rms_norm_eps=1e-6", "model.tie_word_embeddings=true"]
+    assert upcycle_preset(model, tmp_path / "up", same).run.model.hidden_size == 16
     assert not (tmp_path / "up").exists()
 
 
