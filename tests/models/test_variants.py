@@ -42,7 +42,7 @@ every_variant = pytest.mark.parametrize("name", VARIANTS)
 # ------------------------------------------------------------------------------------------ formulas
 
 
-@pytest.mark.parametrize("implementation", ["eager", "antiphase"])
+@pytest.mark.parametrize("implementation", [pytest.param("eager", marks=pytest.mark.slow), "antiphase"])
 @every_variant
 def test_a_variant_computes_its_formula_and_every_gradient(tiny_config, name, implementation):
     kind, fields = VARIANTS[name]

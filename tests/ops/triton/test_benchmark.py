@@ -64,7 +64,9 @@ def test_the_price_is_that_of_the_formulas():
     assert flash.flops(case) == 2 * 14 * 64 * 4 * 8 * 4096 * 4097 // 2
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, *(pytest.param(t, marks=pytest.mark.slow) for t in (torch.float32, torch.float16))]
+)
 def test_the_gate_passes(dtype):
     device = torch.get_default_device().type
     rows = attention.correctness(2, 32, 0, impl="triton", dtypes=[dtype], device=device, length=70)
