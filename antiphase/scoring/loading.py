@@ -107,11 +107,11 @@ def origins(models: Iterable[LoadedModel | str]) -> dict[str, dict[str, str]]:
 
 
 def _causal_class(name: str, config: PreTrainedConfig) -> type[AutoModelForCausalLM]:
-    """The class of causal language models, for a model that is none of transformers' encoders."""
+    """The class of causal language models, unless the model is an encoder, or an encoder–decoder such as BART."""
     held = config.architectures or []
-    is_encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    if is_encoder and held and not set(held) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
-        raise InputError(f"MODEL {name} is an encoder ({held[0]}), not a causal language model; give a decoder")
+    has_encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    if has_encoder and held and not set(held) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
+        raise InputError(f"MODEL {name} has the class {held[0]}, which is no causal language model; give a decoder")
     return AutoModelForCausalLM
 
 
