@@ -322,7 +322,7 @@ def test_a_sequence_longer_than_the_positions_is_told(tiny_model, kind, warnings
     assert len(warnings) == 2
 
 
-@every_kind
+@pytest.mark.parametrize("kind", [pytest.param("softmax", marks=pytest.mark.slow), "differential", "differential_v2"])
 def test_an_exported_program_serves_other_batches_and_lengths(tiny_model, kind):
     model, ids, other = tiny_model(kind).double(), ids_of(3, 7), ids_of(2, 11)
     shape = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", min=2, max=64)}

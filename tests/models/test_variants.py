@@ -120,7 +120,7 @@ def test_functions_that_would_drop_the_logits_are_refused(tiny_model):
 # ------------------------------------------------------------------------------------------ caches, padding, saving
 
 
-@pytest.mark.parametrize("implementation", ["eager", "antiphase"])
+@pytest.mark.parametrize("implementation", [pytest.param("eager", marks=pytest.mark.slow), "antiphase"])
 @every_variant
 def test_decoding_padding_and_windows_equal_one_forward(tiny_model, name, implementation):
     kind, fields = VARIANTS[name]

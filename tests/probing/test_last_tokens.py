@@ -134,7 +134,7 @@ def hidden_mask(hide, window):
     return mask[:, None]
 
 
-@pytest.mark.parametrize("layer", [None, 0, 1])
+@pytest.mark.parametrize("layer", [None, pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.parametrize("name", EVERY)
 def test_a_knocked_out_span_is_a_mask_of_the_whole_pass(build, name, layer, ids, spans):
     model, eager = build(name), build(name, "eager")

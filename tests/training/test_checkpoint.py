@@ -181,7 +181,10 @@ def save_until(moment, folder, model, optimizer, step, monkeypatch):
             assert moment == "done"
 
 
-@pytest.mark.parametrize("first", MOMENTS)
+@pytest.mark.parametrize("first", [
+    pytest.param(moment, marks=pytest.mark.slow) if moment in ("save_file 1", "fsync 1", "fsync 5") else moment
+    for moment in MOMENTS
+])  # fmt: skip
 def test_two_crashes_in_a_row_leave_whole_checkpoints(tmp_path, parts, monkeypatch, first):
     for second in MOMENTS:
         folder = tmp_path / second

@@ -46,10 +46,12 @@ def crash():
     raise OSError("the disk is full")
 
 
-@pytest.mark.parametrize("arm", ["softmax", "differential"])
-@pytest.mark.parametrize(
-    ("step", "how", "error"), [(7, press_ctrl_c, Interrupted), (10, press_ctrl_c, Interrupted), (13, crash, OSError)]
-)
+@pytest.mark.parametrize(("step", "how", "error", "arm"), [
+    (7, press_ctrl_c, Interrupted, "softmax"), (10, press_ctrl_c, Interrupted, "differential"),
+    (13, crash, OSError, "softmax"), (13, crash, OSError, "differential"),
+    *(pytest.param(step, press_ctrl_c, Interrupted, arm, marks=pytest.mark.slow)
+      for step, arm in ((7, "differential"), (10, "softmax"))),
+])  # fmt: skip
 def test_interrupted_and_resumed_run_equals_the_whole_one(
     tmp_path, run, outcome, assert_identical, arm, step, how, error
 ):

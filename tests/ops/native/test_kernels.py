@@ -28,6 +28,7 @@ def softmax(query, key, value, mask=None, *, is_causal=False, window=0, scale=0.
     return out
 
 
+@pytest.mark.grid("kernels")
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("queries", "keys"), AROUND_EDGES)
 @pytest.mark.parametrize("window", [None, 1, 33])
@@ -159,7 +160,7 @@ def test_a_key_that_is_not_finite_touches_only_queries_that_see_it(poison, windo
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize(("heads", "groups"), [(1, 1), (5, 5), (6, 2)])
+@pytest.mark.parametrize(("heads", "groups"), [(1, 1), pytest.param(5, 5, marks=pytest.mark.slow), (6, 2)])
 @pytest.mark.parametrize(("queries", "keys", "window"), [(400, 1200, None), (600, 130, None), (700, 700, 33)])
 def test_the_number_of_threads_changes_no_bit(heads, groups, queries, keys, window):
     query, key, value = inputs(2, heads, groups, queries, keys, 16, 32, 2, torch.float32)

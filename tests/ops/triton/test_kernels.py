@@ -100,7 +100,8 @@ def test_no_keys_give_zeros(is_causal):
 
 
 @pytest.mark.parametrize(("is_causal", "window", "lam_shape"), [
-    (True, None, ()), (True, None, (2, 1)), (True, None, (1, 2, 75)), (False, None, (1, 2, 75)), (True, 9, (2, 1)),
+    (True, None, ()), (False, None, (1, 2, 75)), (True, 9, (2, 1)),
+    *(pytest.param(True, None, shape, marks=pytest.mark.slow) for shape in ((2, 1), (1, 2, 75))),
 ])  # fmt: skip
 def test_sequences_end_to_end(is_causal, window, lam_shape):
     query, key, value = inputs(1, 2, 1, 75, 80, 16, 32, 2)
@@ -131,8 +132,9 @@ PACKED = {name: torch.tensor([0, 31, 90], dtype=torch.int32) for name in ("cu_se
 
 @pytest.mark.parametrize("key_maps", [1, 2])
 @pytest.mark.parametrize(("dtype", "batch", "width", "value_width", "options"), [
-    (torch.bfloat16, 2, 32, 64, {"is_causal": True}), (torch.float16, 2, 32, 64, {"is_causal": True}),
     (torch.bfloat16, 1, 128, 256, {"is_causal": True}), (torch.float16, 1, 32, 64, PACKED),
+    *(pytest.param(dtype, 2, 32, 64, {"is_causal": True}, marks=pytest.mark.slow)
+      for dtype in (torch.bfloat16, torch.float16)),
 ])  # fmt: skip
 def test_half_precision_errs_no_more_than_twice_the_eager_form(dtype, key_maps, batch, width, value_width, options):
     assert_half_precision(dtype, key_maps, batch, width, value_width, options)
