@@ -103,18 +103,24 @@ TRAINED = {"lambda": "λ alone", "lora": "LoRA and λ"}
 
 
 def continued() -> Rows:
-    """Continued training of three forms: speed, memory, and held-out loss at the beginning and at the end."""
+    """Continued training of three forms: time of a step, memory, and held-out loss at the beginning and at the end."""
+    steps = {row["form"]: row for row in Record.load(RECORDS / "steps.json").values["rows"]}
     runs = Record.load(RECORDS / "upcycle.json").values["runs"]
-    named = [(FORMS[run["arm"]], "all weights", run) for run in runs]
+    named = [(FORMS[run["arm"]], "all weights", run["arm"], run) for run in runs]
     named += [
-        (FORMS["differential_v2"], words, Record.load(RECORDS / f"continued-{name}.json").values)
+        (FORMS["differential_v2"], words, name, Record.load(RECORDS / f"continued-{name}.json").values)
         for name, words in TRAINED.items()
     ]
-    table = [["Form", "Trained", "Rate", "Tokens", "Tokens per second", "Peak memory", "Held-out loss before", "after"]]
-    for form, trained, run in named:
+    table = [
+        ["Form", "Trained", "Parameters", "Rate", "Step / as it is", "Peak memory", "Held-out loss before", "after"]
+    ]
+    for form, trained, name, run in named:
+        step = steps[name]
+        low, high = step["quartiles"]
         table.append(
             [
-                form, trained, f"{run['learning_rate']:g}", f"{run['tokens']:,}", f"{run['tokens_per_second']:.0f}",
+                form, trained, f"{step['trained']:,}", f"{run['learning_rate']:g}",
+                f"{step['ratio']:.2f} [{low:.2f}–{high:.2f}]" if name != "softmax" else "1",
                 f"{run['peak_memory'] / 2**30:.1f} GiB", f"{run['curve'][0]['loss']:.3f}",
                 f"{run['final']['loss']:.3f}",
             ]
