@@ -61,20 +61,15 @@ class Checkpoint:
         self.config = read_config(name, flag=FLAG)
         self.weights = weight_files(self.folder, name, FLAG)
         self.stored = current_names(self.config, self.weights.shapes)
-        for tensor in self.stored.values():
-            if (kind := self.weights.dtypes[tensor]) not in DTYPES:
-                raise InputError(
-                    f"{FLAG} {name}: the tensor {tensor} is of type {kind}, expected one of {', '.join(DTYPES)}"
-                )
         self.largest_shard = max(path.stat().st_size for path in self.weights.files)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model, as transformers loads it: that of the configuration, or of the first tensor."""
+        """Of the model, as transformers loads it: that of the configuration, or of the first tensor of numbers."""
         if isinstance(self.config.dtype, torch.dtype):
             return self.config.dtype
-        first = next(iter(self.stored.values()), None)
-        return torch.float32 if first is None else DTYPES[self.weights.dtypes[first]]
+        kinds = (self.weights.dtypes[tensor] for tensor in self.stored.values())
+        return next((DTYPES[kind] for kind in kinds if kind in DTYPES), torch.float32)
 
     def digest(self) -> str:
         """SHA-256 of the weight files."""
@@ -97,10 +92,13 @@ class Checkpoint:
         """Compare the tensors with the configuration and read them all once, at several GB/s.
 
         Raises:
-            InputError: a tensor is missing, unexpected or of another shape than in the configuration's model, or
-                weights are NaN or infinite.
+            InputError: a tensor is missing, unexpected, or of another shape than in the configuration's model or of
+                another dtype than ``DTYPES``; or weights are NaN or infinite.
         """
         place = f"{FLAG} {self.name}"
+        for tensor in self.stored.values():
+            if (kind := self.weights.dtypes[tensor]) not in DTYPES:
+                raise InputError(f"{place}: the tensor {tensor} is of type {kind}, expected one of {', '.join(DTYPES)}")
         with usable_config(self.name, FLAG):
             expected = tensor_shapes(self.config)
         found = {name: self.weights.shapes[self.stored[name]] for name in self.model_tensors}
@@ -194,7 +192,8 @@ def convert(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"TARGET {given} exists and is not empty; choose another folder")
     if is_gguf(source):
-        say("dequantizing the weights")
+        if Path(source).is_file():
+            say("dequantizing the weights")
         checkpoint: Checkpoint = GgufCheckpoint(source, dtype=dtype)
         if to is None and attention_type is None and checkpoint.config.model_type == "llama":
             to = "llama"

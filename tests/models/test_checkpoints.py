@@ -11,7 +11,15 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, DiffLlamaConfig, DiffLlamaForCausalLM, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    GenerationConfig,
+)
 
 from antiphase.data.prepare import symbol_tokenizer
 from antiphase.data.retrieval import SymbolLanguage
@@ -89,6 +97,17 @@ def test_a_harmed_shard_is_refused_and_leaves_nothing_behind(tmp_path, source, c
     with pytest.raises(InputError, match=pattern):
         convert(str(source), tmp_path / "ours")
     assert set(tmp_path.iterdir()) == before
+
+
+def test_an_encoder_is_named_by_its_type_whatever_its_tensors_are(tmp_path):
+    """Older files of BERT store its positions, which are whole numbers."""
+    sizes = {"vocab_size": 31, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = BertModel(BertConfig(intermediate_size=8, **sizes))
+    model.save_pretrained(tmp_path / "bert")
+    tensors = {"embeddings.position_ids": torch.arange(31), **model.state_dict()}
+    save_file(tensors, tmp_path / "bert" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(InputError, match=r"^SOURCE is a model of type 'bert'; antiphase, llama, .* can be converted$"):
+        convert(str(tmp_path / "bert"), tmp_path / "ours")
 
 
 def test_the_tokenizer_of_another_model_is_refused(tmp_path, source):
