@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphase.config import ModelSettings, RunSettings, kept_run
+from antiphase.config import ModelSettings, RunSettings, kept_run, parse_override
 from antiphase.data.files import HUB_NAME
 from antiphase.data.prepare import seen_text
 from antiphase.errors import InputError, naming
@@ -15,6 +16,7 @@ from antiphase.models.block_fields import ROTATED
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.training.run_folder import SETTINGS
+from antiphase.training.run_model import STRUCTURE
 
 OF_RUNS = ("kind", "dex_steps", "rope_theta", ROTATED)
 """Settings of a run's model that are no field of a configuration, or do not belong to the weights."""
@@ -35,11 +37,35 @@ def model_settings(config: AntiphaseConfig, *, flag: str) -> dict[str, Any]:
     return {f"model.{name}": value for name, value in found.items()}
 
 
-def overrides_from(folder: str, *, flag: str) -> list[str]:
+def check_sizes(overrides: Sequence[str], config: AntiphaseConfig, place: str) -> None:
+    """Check that overrides of a run leave the model that it goes on from as it is; ``place`` names it in messages.
+
+    Raises:
+        InputError: they do not; the message names all sizes that differ.
+    """
+    own = {f"model.{name}": getattr(config, name) for name in STRUCTURE}
+    given = [(key, value) for key, value in map(parse_override, overrides) if key in own and _differs(value, own[key])]
+    if given:
+        named = ", ".join(f"{key}={value} (it has {own[key]})" for key, value in given)
+        raise InputError(f"--set cannot change {place}: {named}; leave them out")
+
+
+def _differs(value: Any, own: Any) -> bool:
+    """Whether a value of an override is another one; YAML reads numbers such as 1e-5 as text."""
+    if not isinstance(own, float):
+        return bool(value != own)
+    try:
+        return float(value) != own
+    except (TypeError, ValueError):
+        return False  # no number, which is refused as such
+
+
+def overrides_from(folder: str, further: Sequence[str] = (), *, flag: str) -> list[str]:
     """``KEY=VALUE`` that make a preset's run go on from the model in ``folder``; ``flag`` names it in messages.
 
     Raises:
-        InputError: it is no model of this package, or has settings that a run cannot have.
+        InputError: it is no model of this package, or has settings that a run cannot have; or overrides that follow,
+            ``further``, give it other sizes.
     """
     with naming({"SOURCE": flag}):
         config = Checkpoint(folder).config
@@ -48,6 +74,7 @@ def overrides_from(folder: str, *, flag: str) -> list[str]:
             f"{flag} {folder} is a model of type {config.model_type!r}; give what this writes: antiphase convert "
             f"{folder} NEW --to antiphase"
         )
+    check_sizes(further, config, f"the model of {flag} {folder}")
     settings = model_settings(config, flag=f"{flag} {folder}")
     settings |= {"training.start_from": folder, "data.tokenizer": folder}
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]

@@ -79,7 +79,10 @@ def test_unsuitable_models_are_refused(tiny_preset, tmp_path):
         upcycle_preset(model, tmp_path / "up")
     (tmp_path / "config.json").replace(tmp_path / "run" / "config.json")
     sizes = ["model.hidden_size=20", "model.num_hidden_layers=4", "model.rms_norm_eps=1e-2", "model.head_dim=4"]
-    named = r"model.hidden_size=20 \(it has 16\), model.num_hidden_layers=4 \(it has 2\), model.rms_norm_eps=1e-2 "
+    named = (
+        r"--set cannot change MODEL \S+: model.hidden_size=20 \(it has 16\), model.num_hidden_layers=4 \(it has 2\), "
+        r"model.rms_norm_eps=1e-2 "
+    )
     with pytest.raises(InputError, match=named):
         upcycle_preset(model, tmp_path / "up", sizes)
     same = ["model.hidden_size=16", "model.rms_norm_eps=1e-6", "model.tie_word_embeddings=true"]

@@ -189,6 +189,17 @@ def test_all_mismatches_are_named_at_once(run, trained, tmp_path):
         run(tmp_path / "next", *sizes, *more, f"training.start_from={trained}")
 
 
+def test_sizes_beside_the_flag_are_refused_before_anything_else(trained, tiny_preset, tmp_path):
+    def given(*words):
+        settings = TrainSettings(preset=str(tiny_preset), start_from=str(trained), settings=list(words))
+        return plan(settings, tmp_path / "next")
+
+    words = r"--set cannot change the model of --start-from .*: model.num_hidden_layers=3 \(it has 2\), model.norm_type"
+    with pytest.raises(InputError, match=words):
+        given("model.num_hidden_layers=3", "model.num_attention_heads=4", "model.norm_type=layer_norm")
+    given("model.num_hidden_layers=2", "training.steps=3")
+
+
 def test_only_plain_positions_can_be_trained_further(trained):
     config = json.loads((trained / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}

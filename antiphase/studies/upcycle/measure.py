@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from antiphase.config import Preset, RunSettings, kept_run, load_preset, parse_override
+from antiphase.config import Preset, RunSettings, kept_run, load_preset
 from antiphase.errors import InputError, naming
 from antiphase.execution.choice import executor_of
 from antiphase.execution.executor import Executor
@@ -22,10 +22,9 @@ from antiphase.records import Record
 from antiphase.studies.compare.measure import compare
 from antiphase.studies.jobs import Report
 from antiphase.studies.plan import Plan, described
-from antiphase.studies.started import model_settings
+from antiphase.studies.started import check_sizes, model_settings
 from antiphase.studies.upcycle import UpcycleSettings
 from antiphase.training.run_folder import SETTINGS
-from antiphase.training.run_model import STRUCTURE
 
 SEEDS = 3
 """Seeds of the study unless some are given: those after the model's own, whose batches it has seen."""
@@ -76,7 +75,7 @@ def upcycle_preset(
         config = plan_conversion(source.config, dtype=source.dtype).config
     if not isinstance(config, AntiphaseConfig) or config.attention_type != "softmax":
         raise InputError(f"MODEL {model} is not a softmax model; only softmax models can be upcycled")
-    _check_sizes(overrides, config, model)
+    check_sizes(overrides, config, f"MODEL {model}")
     path = Path(model) / SETTINGS
     trained = kept_run(path, flag="MODEL") if path.is_file() else None
     if trained is None and not data:
@@ -146,28 +145,6 @@ def upcycle(
             shutil.copyfile(content, output / TEXT)  # compare refuses any other text from now on
 
     return compare(preset, output, resume=resume, report=report, say=say, begin=begin, executor=executor)
-
-
-def _check_sizes(overrides: Sequence[str], config: AntiphaseConfig, model: str) -> None:
-    """
-    Raises:
-        InputError: overrides give the model other sizes than it has; the message names all of them.
-    """
-    own = {f"model.{name}": getattr(config, name) for name in STRUCTURE}
-    given = [(key, value) for key, value in map(parse_override, overrides) if key in own and _differs(value, own[key])]
-    if given:
-        named = ", ".join(f"{key}={value} (it has {own[key]})" for key, value in given)
-        raise InputError(f"--set cannot give MODEL {model} {named}; leave them out")
-
-
-def _differs(value: Any, own: Any) -> bool:
-    """Whether a value of an override is another one; YAML reads numbers such as 1e-5 as text."""
-    if not isinstance(own, float):
-        return bool(value != own)
-    try:
-        return float(value) != own
-    except (TypeError, ValueError):
-        return False  # no number, which is refused as such
 
 
 def _check_same_data(preset: Preset, trained: RunSettings, model: str) -> None:
