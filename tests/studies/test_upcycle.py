@@ -101,13 +101,14 @@ def test_a_model_from_elsewhere_brings_its_sizes_and_tokenizer(tmp_path, generat
     with pytest.raises(InputError, match=r"was not trained here; give text to train it on with --data"):
         upcycle_preset(model, tmp_path / "up")
     small = [
-        "training.steps=2", "training.warmup_steps=1", "data.sequence_length=128", "training.batch_size=2",
+        "training.steps=2", "training.warmup_steps=1", "data.sequence_length=192", "training.batch_size=2",
         "evaluation.samples=2", "evaluation.curve_samples=2", "compare.processes=1",
     ]  # fmt: skip
     preset = upcycle_preset(model, tmp_path / "up", small, data=[str(text)])
     assert (preset.run.model.rms_norm_eps, preset.run.model.tie_word_embeddings) == (1e-4, False)
     assert preset.run.model.max_position_embeddings == llama.config.max_position_embeddings
     record = upcycle(model, tmp_path / "up", preset)
+    assert record.values["guess_rate"] == 0.25
     assert record.origins() == [f"what the runs start from: the weights were {dequantized('Q4_1')}."]
     starts = [run["curve"][0]["loss"] for run in record.values["runs"]]
     assert starts == pytest.approx([starts[0]] * 3, abs=1e-5)
@@ -117,7 +118,7 @@ def test_a_model_from_elsewhere_brings_its_sizes_and_tokenizer(tmp_path, generat
 
 
 SMALL = [
-    "training.steps=2", "training.warmup_steps=1", "data.sequence_length=128", "training.batch_size=2",
+    "training.steps=2", "training.warmup_steps=1", "data.sequence_length=192", "training.batch_size=2",
     "evaluation.samples=2", "evaluation.curve_samples=2", "evaluation.validation_sequences=4", "compare.processes=1",
 ]  # fmt: skip
 
