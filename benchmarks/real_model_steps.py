@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -32,7 +32,7 @@ from antiphase.training.trained import restrict
 
 CONSOLE = Console(highlight=False)
 PLAIN = "softmax"
-FORMS = {
+FORMS: dict[str, tuple[str, Literal["all", "lambda", "lora"]]] = {
     PLAIN: (PLAIN, "all"), "control": ("control", "all"), "differential_v2": ("differential_v2", "all"),
     "lambda": ("differential_v2", "lambda"), "lora": ("differential_v2", "lora"),
 }  # fmt: skip
