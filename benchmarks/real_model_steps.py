@@ -69,23 +69,28 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="Folder for steps.json.")
     chosen = parser.parse_args()
     started = time.perf_counter()
-    run = kept_run(min(chosen.study.glob(f"{PLAIN}-seed*/run.yaml")), flag="study")
+    kept = sorted(chosen.study.glob(f"{PLAIN}-seed*/run.yaml"))
+    if not kept:
+        parser.error(f"{chosen.study} is no folder of a study of antiphase upcycle")
+    run = kept_run(kept[0], flag="study")
     forms = {
         name: Stepper(chosen.study / "start" / start, replace(run.training, trained=trained))
         for name, (start, trained) in FORMS.items()
     }
     size = (run.training.batch_size, run.data.sequence_length)
-    vocabulary = forms[PLAIN].model.config.vocab_size
-    ids = torch.randint(0, vocabulary, size, generator=torch.Generator().manual_seed(0))
+    plain = forms[PLAIN].model.config
+    ids = torch.randint(0, plain.vocab_size, size, generator=torch.Generator().manual_seed(0))
     times = paired_times({name: partial(form.step, ids) for name, form in forms.items()}, rounds=chosen.rounds)
     rows: list[dict[str, Any]] = [
         {"form": name, "trained": form.trained, **ratios(times, name, PLAIN)} for name, form in forms.items()
     ]
     for row in rows:
         CONSOLE.print(f"a step of {row['form']}: {row['ratio']:.2f} of one of the model as it is")
-    config = {"sequences": size[0], "tokens": size[1], "threads": torch.get_num_threads(), "dtype": "float32"}
-    values = {"model": chosen.study.resolve().name, "rows": rows}
-    record = Record(kind="real-model-steps", values=values, config=config, seconds=time.perf_counter() - started)
+    config = {"study": chosen.study.name, "sequences": size[0], "tokens": size[1], "threads": torch.get_num_threads(),
+              "dtype": "float32", "dequantized_from": getattr(plain, "dequantized_from", None)}  # fmt: skip
+    record = Record(
+        kind="real-model-steps", values={"rows": rows}, config=config, seconds=time.perf_counter() - started
+    )
     CONSOLE.print(f"written: {record.save(chosen.output, 'steps')}")
 
 

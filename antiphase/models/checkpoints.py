@@ -65,7 +65,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the model, as transformers loads it: that of the configuration, or of the first tensor of numbers."""
+        """Of the model, as transformers loads it: that of the configuration, or of the first tensor in ``DTYPES``."""
         if isinstance(self.config.dtype, torch.dtype):
             return self.config.dtype
         kinds = (self.weights.dtypes[tensor] for tensor in self.stored.values())
@@ -88,6 +88,18 @@ class Checkpoint:
         """Names of the model's own tensors, without a redundant copy of a tied head."""
         return [name for name in self.stored if not (name == HEAD and self.config.tie_word_embeddings)]
 
+    def check_dtypes(self) -> None:
+        """Check the dtypes that the files name, without reading a tensor.
+
+        Raises:
+            InputError: one is none of ``DTYPES``, as in a quantized model.
+        """
+        for tensor in self.stored.values():
+            if (kind := self.weights.dtypes[tensor]) not in DTYPES:
+                raise InputError(
+                    f"{FLAG} {self.name}: the tensor {tensor} is of type {kind}, expected one of {', '.join(DTYPES)}"
+                )
+
     def check(self) -> None:
         """Compare the tensors with the configuration and read them all once, at several GB/s.
 
@@ -95,10 +107,8 @@ class Checkpoint:
             InputError: a tensor is missing, unexpected, or of another shape than in the configuration's model or of
                 another dtype than ``DTYPES``; or weights are NaN or infinite.
         """
+        self.check_dtypes()
         place = f"{FLAG} {self.name}"
-        for tensor in self.stored.values():
-            if (kind := self.weights.dtypes[tensor]) not in DTYPES:
-                raise InputError(f"{place}: the tensor {tensor} is of type {kind}, expected one of {', '.join(DTYPES)}")
         with usable_config(self.name, FLAG):
             expected = tensor_shapes(self.config)
         found = {name: self.weights.shapes[self.stored[name]] for name in self.model_tensors}

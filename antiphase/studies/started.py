@@ -68,7 +68,10 @@ def overrides_from(folder: str, further: Sequence[str] = (), *, flag: str) -> li
             ``further``, give it other sizes.
     """
     with naming({"SOURCE": flag}):
-        config = Checkpoint(folder).config
+        source = Checkpoint(folder)
+        config = source.config
+        if isinstance(config, AntiphaseConfig):
+            source.check_dtypes()
     if not isinstance(config, AntiphaseConfig):
         raise InputError(
             f"{flag} {folder} is a model of type {config.model_type!r}; give what this writes: antiphase convert "

@@ -18,7 +18,9 @@ def study(tmp_path, tiny_model, tiny_preset_text):
     folder = tmp_path / "study"
     (folder / "softmax-seed0").mkdir(parents=True)
     (folder / "softmax-seed0" / "run.yaml").write_text(tiny_preset_text)
-    tiny_model("softmax").save_pretrained(tmp_path / "softmax")
+    model = tiny_model("softmax")
+    model.config.dequantized_from = "Q4_1"
+    model.save_pretrained(tmp_path / "softmax")
     for name, form in {
         "softmax": {}, "control": {"attention_type": "differential_v2", "control": True},
         "differential_v2": {"attention_type": "differential_v2"},
@@ -32,7 +34,9 @@ def test_every_form_is_timed_against_the_model_as_it_is(script, study, tmp_path,
     module = script("real_model_steps")
     monkeypatch.setattr(sys, "argv", ["real_model_steps.py", str(study), "--rounds", "3", "--output", str(tmp_path)])
     module.main()
-    rows = {row["form"]: row for row in Record.load(tmp_path / "steps.json").values["rows"]}
+    record = Record.load(tmp_path / "steps.json")
+    assert record.config["dequantized_from"] == "Q4_1"
+    rows = {row["form"]: row for row in record.values["rows"]}
     assert list(rows) == list(module.FORMS)
     assert rows["softmax"]["ratio"] == 1.0
     assert all(row["baseline"] == "softmax" and row["rounds"] == 3 and row["ratio"] > 0 for row in rows.values())
@@ -41,6 +45,13 @@ def test_every_form_is_timed_against_the_model_as_it_is(script, study, tmp_path,
     of_lambda = sum(parameter.numel() for name, parameter in whole.named_parameters() if is_lambda(name))
     assert rows["lambda"]["trained"] == of_lambda > 0
     assert of_lambda < rows["lora"]["trained"] < rows["softmax"]["trained"] < rows["control"]["trained"]
+
+
+def test_another_folder_is_refused(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["real_model_steps.py", str(tmp_path), "--output", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        script("real_model_steps").main()
+    assert f"{tmp_path} is no folder of a study of antiphase upcycle" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("trained", ["all", "lambda", "lora"])

@@ -27,6 +27,8 @@ from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.models.checkpoints import convert
 from antiphase.records import Record
+from antiphase.studies.started import overrides_from
+from antiphase.studies.upcycle.measure import upcycle_preset
 
 IDS = torch.randint(3, 61, (2, 17), generator=torch.Generator().manual_seed(1))
 
@@ -108,6 +110,21 @@ def test_an_encoder_is_named_by_its_type_whatever_its_tensors_are(tmp_path):
     save_file(tensors, tmp_path / "bert" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(InputError, match=r"^SOURCE is a model of type 'bert'; antiphase, llama, .* can be converted$"):
         convert(str(tmp_path / "bert"), tmp_path / "ours")
+
+
+def test_quantized_weights_are_refused_by_studies_before_they_begin(tmp_path, tiny_model):
+    """``convert`` and runs check all tensors; these look at the dtypes first, which costs nothing."""
+    folder = tmp_path / "softmax"
+    tiny_model("softmax").save_pretrained(folder)
+    (folder / "run.yaml").write_text("{}")
+    tensors = load_file(folder / "model.safetensors")
+    changed = {"model.embed_tokens.weight": tensors["model.embed_tokens.weight"].to(torch.int8)}
+    save_file(tensors | changed, folder / "model.safetensors", metadata={"format": "pt"})
+    words = r"softmax: the tensor model.embed_tokens.weight is of type I8, expected one of F64"
+    with pytest.raises(InputError, match=f"^MODEL .*{words}"):
+        upcycle_preset(str(folder), tmp_path / "up", data=["text.txt"])
+    with pytest.raises(InputError, match=f"^--start-from .*{words}"):
+        overrides_from(str(folder), flag="--start-from")
 
 
 def test_the_tokenizer_of_another_model_is_refused(tmp_path, source):

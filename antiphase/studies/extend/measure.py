@@ -108,7 +108,10 @@ def _finished_run(model: str) -> tuple[AntiphaseConfig, RunSettings]:
             "training.start_from=FOLDER --set model.rope_theta=BASE"
         )
     with naming({"SOURCE": "MODEL"}):
-        config = Checkpoint(model).config
+        source = Checkpoint(model)
+        config = source.config
+        if isinstance(config, AntiphaseConfig):
+            source.check_dtypes()
     if not isinstance(config, AntiphaseConfig):
         raise InputError(f"MODEL {model} is of type {config.model_type!r}, which has no positions to extend")
     return config, kept_run(path, flag="MODEL")

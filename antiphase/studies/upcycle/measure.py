@@ -73,6 +73,7 @@ def upcycle_preset(
     with naming({"SOURCE": "MODEL"}):
         source = Checkpoint(model)
         config = plan_conversion(source.config, dtype=source.dtype).config
+        source.check_dtypes()
     if not isinstance(config, AntiphaseConfig) or config.attention_type != "softmax":
         raise InputError(f"MODEL {model} is not a softmax model; only softmax models can be upcycled")
     check_sizes(overrides, config, f"MODEL {model}")
