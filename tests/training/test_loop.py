@@ -20,6 +20,7 @@ from antiphase.errors import InputError, Interrupted
 from antiphase.layers.norm import RMSNorm
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record
+from antiphase.report.summary import main_tables
 from antiphase.studies.runs import run_of
 from antiphase.studies.training_run import train_run
 from antiphase.training import checkpoint, device, loop
@@ -338,6 +339,13 @@ def test_weights_can_be_read_by_everyone_who_may_read_the_folder(tmp_path, run, 
     weights = [*(tmp_path / "run").rglob("*.safetensors")]
     assert len(weights) >= 3  # the model, and those of a checkpoint
     assert {stat.S_IMODE(path.stat().st_mode) for path in weights} == {0o666 & ~umask}
+
+
+def test_the_page_of_a_run_counts_no_steps_to_a_threshold_that_it_has_not(tmp_path, run):
+    headline, *_ = main_tables(run(tmp_path / "run", "training.steps=5"))
+    names = [row[0] for row in headline.text()]
+    assert any(name.startswith("Held-out loss") for name in names)
+    assert not any(name.startswith("Steps to") for name in names)
 
 
 def test_record_of_a_run_tells_what_it_is(tmp_path, run):

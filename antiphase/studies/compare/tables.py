@@ -40,7 +40,7 @@ def headline(found: Comparison) -> Table | None:
         ["Guess rate", *(format_value(found.guess_rate, "percent") for _ in arms)],
         row(
             f'Steps to {threshold_text(found)} accuracy, median; "never" counts as the largest (lower is better)',
-            lambda runs: steps_to_threshold([run.passes for run in runs]),
+            lambda runs: "–" if found.threshold is None else steps_to_threshold([run.passes for run in runs]),
         ),
         _loss_row(losses, accuracies, threshold),
         row("Diverged", _diverged),
