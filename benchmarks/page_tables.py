@@ -465,6 +465,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "real-model-long-context": lambda: real_model_tables.measured("long-context", 1),
     "real-model-needles": lambda: real_model_tables.measured("needles"),
     "real-model-confirm": lambda: real_model_tables.measured("confirm"),
+    "real-model-splits": real_model_tables.splits,
     "real-model-confirm-controls": lambda: real_model_tables.measured("confirm", 3),
     "real-model-quantization": lambda: real_model_tables.measured("quantization"),
 }

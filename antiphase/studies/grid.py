@@ -236,7 +236,7 @@ class Grid:
         """
         runs = [Record.load(self.output / job.name) for job in self.jobs]
         if origins := {origin for run in runs for origin in run.config.get(DEQUANTIZED, {}).values()}:
-            more[DEQUANTIZED] = {"what the runs start from": ", ".join(sorted(origins))}
+            more[DEQUANTIZED] = {"What the runs start from": ", ".join(sorted(origins))}
         record = Record(
             kind=kind, values=finite(values), arrays=arrays or {}, seeds=list(self.preset.compare.seeds),
             config=finite({"preset": self.preset.name, **self.settings, **more}),

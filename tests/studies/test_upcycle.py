@@ -109,7 +109,7 @@ def test_a_model_from_elsewhere_brings_its_sizes_and_tokenizer(tmp_path, generat
     assert preset.run.model.max_position_embeddings == llama.config.max_position_embeddings
     record = upcycle(model, tmp_path / "up", preset)
     assert record.values["guess_rate"] == 0.25
-    assert record.origins() == [f"what the runs start from: the weights were {dequantized('Q4_1')}."]
+    assert record.origins() == [f"What the runs start from: the weights were {dequantized('Q4_1')}."]
     starts = [run["curve"][0]["loss"] for run in record.values["runs"]]
     assert starts == pytest.approx([starts[0]] * 3, abs=1e-5)
     ids = torch.tensor([tokenizer("Hello there").input_ids])

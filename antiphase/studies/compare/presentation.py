@@ -25,7 +25,7 @@ def _introduction(record: Record) -> str:
         else f"{100 * so_far:.0f} % of the training is done; this page is updated while the models train.\n"
     )
     return (
-        f"{waiting}Small language models that differ in one thing, the arm ({', '.join(found.arms)}), were trained "
+        f"{waiting}Language models that differ in one thing, the arm ({', '.join(found.arms)}), were trained "
         f"side by side, {repeated}; in each seed every arm read the same data in the same order. They had to find a "
         "fact in a longer text: first-query accuracy is the share of first questions that a model answered right. A "
         f"model that only names any value it has seen reaches the guess rate{by_chance}, and the untrained model shows "
