@@ -347,7 +347,7 @@ def _depth_label(depth: float | None) -> str:
 def _needle_caption(found: Retrieval) -> str:
     if len(grid_points(found.summary)) == 1:
         return (
-            "Filled marks are trained models, hollow ones the same models before training. A mark is the median over "
+            "Filled marks are trained models, hollow ones untrained models. A mark is the median over "
             "seeds, its bar their range; with one seed the bar is the Wilson 95 % interval over samples. Compare only "
             "'anywhere' with the guess rate: at depth 0 or 1, naming the first or last number is always right."
         )

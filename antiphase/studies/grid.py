@@ -173,7 +173,7 @@ class Grid:
         return {**tree, "run": asdict(run), "compare": asdict(compare)}
 
     def _check_starts(self) -> None:
-        """Store the digest of the weights that the arms start from, or check it while runs are left that need them.
+        """Store the digest of the weights that the arms start from, or check it.
 
         Raises:
             InputError: ``training.start_from`` of an arm cannot be read, holds other weights than at the beginning, or
@@ -182,7 +182,7 @@ class Grid:
         for run in {job.settings.training.start_from: job.settings for job in self.jobs}.values():
             check_unseen(run)
         starts = {job.arm: folder for job in self.jobs if (folder := job.settings.training.start_from) is not None}
-        if not starts or all(checkpoints(self.output / job.name) for job in self.jobs):
+        if not starts:
             return
         with naming({"SOURCE": "training.start_from"}):
             digests = {folder: Checkpoint(folder).digest() for folder in dict.fromkeys(starts.values())}

@@ -110,7 +110,7 @@ def test_every_study_goes_on_with_the_same_runs_and_no_others(preset, tmp_path, 
 
 
 def test_a_study_goes_on_from_the_weights_that_it_began_from(preset, tmp_path, started):
-    """The folder may move; other weights are refused while a run is left that has not begun."""
+    """The folder may move; other weights or none are refused, because the end measures them beside what was trained."""
     softmax = replace(preset.run, model=replace(preset.run.model, attention_type="softmax"))
     for seed, name in enumerate(("first", "other")):
         settings = replace(softmax, training=replace(softmax.training, seed=seed, steps=1, decay_steps=None))
@@ -129,8 +129,10 @@ def test_a_study_goes_on_from_the_weights_that_it_began_from(preset, tmp_path, s
         study("other")
     for job in started:
         (tmp_path / "out" / job.name / "checkpoint" / "step-00000001").mkdir(parents=True, exist_ok=True)
+    with pytest.raises(InputError, match=r"out began from other weights than training\.start_from holds now"):
+        study("other")
     shutil.rmtree(tmp_path / "moved")
-    with pytest.raises(Interrupted):
+    with pytest.raises(InputError, match=r"training\.start_from \S+moved"):
         study("moved")
 
 

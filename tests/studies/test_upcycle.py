@@ -112,6 +112,9 @@ def test_a_model_from_elsewhere_brings_its_sizes_and_tokenizer(tmp_path, generat
     assert record.origins() == [f"What the runs start from: the weights were {dequantized('Q4_1')}."]
     starts = [run["curve"][0]["loss"] for run in record.values["runs"]]
     assert starts == pytest.approx([starts[0]] * 3, abs=1e-5)
+    assert record.values["untrained"] == "the checkpoints from which training started"
+    before = [row["loss"] for row in record.values["perplexity"] if not row["trained"]]
+    assert before == pytest.approx(starts, abs=1e-4)
     ids = torch.tensor([tokenizer("Hello there").input_ids])
     first = AutoModelForCausalLM.from_pretrained(tmp_path / "up" / "start" / "differential_v2")
     torch.testing.assert_close(first(ids).logits, llama(ids).logits, rtol=1e-4, atol=1e-5)

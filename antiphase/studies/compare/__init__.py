@@ -22,6 +22,8 @@ class ComparisonSettings(StudySettings):
 
 
 SETTINGS = ComparisonSettings
+RANDOM, STARTS = "random weights", "the checkpoints from which training started"
+"""What a comparison measures as its untrained models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,8 @@ class Comparison(Numbers, Result):
     parameters: dict[str, Parameters] = field(default_factory=dict)
     """Numbers of parameters by arm."""
     runs: list[ComparedRun] = field(default_factory=list)
+    untrained: str = RANDOM
+    """What was measured as untrained models."""
     needles: NeedleGrid = field(default_factory=NeedleGrid)
     perplexity: list[ModelLoss] = field(default_factory=list)
     allocation: list[MapAllocation] = field(default_factory=list)

@@ -24,7 +24,7 @@ from antiphase.scoring.effects import allocation_with_effects
 from antiphase.scoring.loading import load_model, refused_by_model
 from antiphase.scoring.needles import needle_grid, predictor, summarize
 from antiphase.scoring.perplexity import losses_by_sequence, perplexity
-from antiphase.studies.compare import ComparedRun, Comparison, ComparisonSettings, Parameters, Picture
+from antiphase.studies.compare import RANDOM, STARTS, ComparedRun, Comparison, ComparisonSettings, Parameters, Picture
 from antiphase.studies.compare.comparison import claims_of, compared
 from antiphase.studies.grid import Grid, needle_tasks
 from antiphase.studies.jobs import Job, Report
@@ -33,7 +33,7 @@ from antiphase.studies.registered_claims import Registration, register, register
 from antiphase.studies.runs import CurvePoint
 from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_curve
-from antiphase.training.run_model import build_model
+from antiphase.training.run_model import starting_model
 from antiphase.typed import build
 
 FIRST_PAGE, NEXT_PAGES = 20.0, 30.0
@@ -150,7 +150,7 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
         found = grid.result(job)
         device = choose_device(job.settings.training.device)
         trained = None if found.is_diverged else load_model(folder, device=str(device)).model
-        untrained = build_model(job.settings, data.tokenizer, seed=job.seed).eval().to(device)
+        untrained = starting_model(job.settings, data.tokenizer).eval().to(device)
         for model, is_trained in ((trained, True), (untrained, False)):
             if model is None:
                 continue
@@ -173,6 +173,7 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
         passes = found.first_passing(settings.threshold)
         runs.append(ComparedRun(arm=job.arm, passes=passes, by_sequence=by_sequence, **vars(found)))
     arms = list(settings.arms)
+    untrained_are = dict.fromkeys(RANDOM if job.settings.training.start_from is None else STARTS for job in grid.jobs)
     guess_rate = data.task().guess_rate
     common = compared(
         settings, runs, guess_rate=guess_rate, curve_samples=evaluation.curve_samples, registered=registration
@@ -185,6 +186,7 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
         "guess_rate": guess_rate,
         "parameters": {run.arm: Parameters(total=run.parameters, attention_only=run.attention_only) for run in runs},
         "runs": runs,
+        "untrained": " or ".join(untrained_are),
         "needles": {"cells": cells, "summary": _summaries(arms, cells)},
         "perplexity": losses,
         "allocation": rows,

@@ -26,11 +26,11 @@ def _introduction(record: Record) -> str:
     )
     return (
         f"{waiting}Language models that differ in one thing, the arm ({', '.join(found.arms)}), were trained "
-        f"side by side, {repeated}; in each seed every arm read the same data in the same order. They had to find a "
-        "fact in a longer text: first-query accuracy is the share of first questions that a model answered right. A "
-        f"model that only names any value it has seen reaches the guess rate{by_chance}, and the untrained model shows "
-        "what the architecture does before it has learned anything: read every accuracy beside those two. Seeds are "
-        "repetitions; where the ranges of two arms overlap, the order may be chance."
+        f"side by side, {repeated}; in each seed every arm read the same data in the same order. A fact in a "
+        "longer text is asked for: first-query accuracy is the share of first questions that a model answered right. A "
+        f"model that only names any value it has seen reaches the guess rate{by_chance}, and the untrained model "
+        f"({found.untrained}) shows what a model does before this training: read every accuracy beside those two. "
+        "Seeds are repetitions; where the ranges of two arms overlap, the order may be chance."
     )
 
 
