@@ -7,6 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from antiphase.evaluations.long_context.measure import long_context, losses_by_position, points
+from antiphase.evaluations.long_context.presentation import positions
+from antiphase.records import Record, finite
 
 
 @pytest.mark.grid
@@ -40,6 +42,9 @@ def test_the_curve_is_the_mean_up_to_each_position(tiny_model):
         assert row.loss == pytest.approx(here.mean().item(), rel=1e-6)
         assert row.interval[0] < row.loss < row.interval[1]
         assert row.bits_per_byte == pytest.approx(row.loss / 2 / math.log(2), rel=1e-6)
+    table = positions(Record(kind="evaluate-long-context", values=finite(found)))
+    since = [row[-1] for row in table.rows]
+    assert since == [None, *(pytest.approx(losses[:, a:b].mean().item(), rel=1e-6) for a, b in ((15, 31), (31, 63)))]
 
 
 class Copier(torch.nn.Module):

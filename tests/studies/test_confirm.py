@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -72,9 +73,12 @@ def test_confirm(antiphase, tmp_path, monkeypatch):
         {"task": "cr-1", "choose": 0, "judge": judging["cr-1"], "primary": False},
     ]
     assert claim["control_samples"] == found["control_samples"]
-    (shares,) = (line["shares"] for line in read_lines(tmp_path / "s" / "cells.jsonl") if "shares" in line)
-    assert {share * 12 for share in shares.values()} <= set(range(13))  # whole prompts, with no rounding
+    assert {row["sinks"] * 12 for row in found["tried"]} <= set(range(13))  # whole prompts, with no rounding
     tried = {(row["layer"], row["head"]): row["change"] for row in found["tried"]}
+    (acting,) = found["acting"]
+    assert (acting["task"], acting["prompts"]) == ("cr", 12)
+    assert acting["seen_by_enough"] == pytest.approx(fmean(row["sinks"] for row in found["tried"]))
+    assert acting["seen_by_enough"] <= acting["any_sink"] <= 1
     assert 0 < len(tried) <= found["all_heads"] == 8
     kept = [(int(layer), head) for layer, heads in found["heads"].items() for head in heads]
     assert kept == [head for head, change in tried.items() if change > 0]

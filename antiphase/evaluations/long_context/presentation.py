@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import matplotlib
 from matplotlib.figure import Figure
 
@@ -13,11 +15,20 @@ from antiphase.report.tables import Column, Table, interval_text
 
 @LongContext.from_record
 def positions(found: LongContext) -> Table | None:
-    """Cumulative loss at increasing positions."""
-    columns = [Column("Tokens of context", "integer"), Column("Loss, nats per token", "loss"),
-               Column("95 % over windows"), Column("Bits per byte", "loss")]  # fmt: skip
-    cells = [[point.position, point.loss, interval_text(point.interval), point.bits_per_byte] for point in found.curve]
-    note = f"Mean over all tokens up to there, {found.windows} windows of {found.length:,} tokens."
+    """Cumulative loss at increasing positions, and the loss between two of them."""
+    columns = [Column("Tokens read", "integer"), Column("Loss of all of them, nats per token", "loss"),
+               Column("95 % over windows"), Column("Bits per byte", "loss"),
+               Column("Loss since the row above", "loss")]  # fmt: skip
+    sums = [(point.position, (point.position - 1) * point.loss) for point in found.curve]  # the first is not predicted
+    since = [(up_to - before) / (end - start) for (start, before), (end, up_to) in itertools.pairwise(sums)]
+    cells = [
+        [point.position, point.loss, interval_text(point.interval), point.bits_per_byte, loss]
+        for point, loss in zip(found.curve, [None, *since], strict=True)
+    ]
+    note = (
+        f"Means over {found.windows} windows of {found.length:,} tokens. The first loss and its bits per byte are of "
+        "all tokens up to there; the last column is of those after the row above."
+    )
     return Table(title="Loss by length of context", columns=columns, rows=cells, note=note)
 
 
@@ -59,7 +70,7 @@ def loss_by_length(found: LongContext) -> Figure | None:
         axes.fill_between(places, low, high, color=COLOURS[0], alpha=0.2, linewidth=0)
     axes.set_xscale("log", base=2)
     axes.set_xticks(places, [f"{place:,}" for place in places])
-    axes.set(title="Loss over all tokens up to a position", xlabel="tokens of context", ylabel="nats per token")
+    axes.set(title="Loss over all tokens up to a position", xlabel="tokens read", ylabel="nats per token")
     return figure
 
 
@@ -73,7 +84,7 @@ PRESENTATION = Presentation(
             draw=loss_by_length,
             title="Loss by length of context",
             caption="The mean over all tokens up to a position, with its 95 % interval over windows.",
-            alternative="Line chart of the cumulative loss over tokens of context.",
+            alternative="Line chart of the cumulative loss over tokens read.",
         )
     },
 )

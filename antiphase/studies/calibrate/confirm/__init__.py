@@ -91,6 +91,18 @@ class TriedHead:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Acting:
+    """How many maps of the tried heads have sinks to reduce, in the prompts of a task that choose heads."""
+
+    task: str
+    prompts: int
+    any_sink: float
+    """Share of maps with a token beside the first that gets more than α / N of the attention of queries that see it."""
+    seen_by_enough: float
+    """The same of tokens that N / α queries see."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Confirm(Result):
     """What ``antiphase calibrate confirm`` finds."""
 
@@ -108,6 +120,8 @@ class Confirm(Result):
     tried: list[TriedHead]
     all_heads: int
     """How many the searched layers have."""
+    acting: list[Acting] = field(default_factory=list)
+    """How often calibration has something to change, by task; older records do not tell."""
     primary: Outcome
     secondary: list[Outcome]
     measures: dict[str, Measures]

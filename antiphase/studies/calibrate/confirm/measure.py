@@ -30,7 +30,7 @@ from antiphase.records import Record
 from antiphase.scoring.likelihood import FILLED_TOKENS, batches, padded
 from antiphase.scoring.loading import refused_by_model
 from antiphase.studies.calibrate.cells import Cell, Cells, cell_of, scored
-from antiphase.studies.calibrate.confirm import PRIMARY, Confirm, ConfirmSettings
+from antiphase.studies.calibrate.confirm import PRIMARY, Acting, Confirm, ConfirmSettings
 from antiphase.studies.calibrate.confirm.outcomes import centred_log_probabilities, outcomes, pooled_centred, verdict
 from antiphase.studies.calibrate.controls import RANDOM_HEADS, RANDOM_TOKENS, Control, controls_of
 from antiphase.studies.calibrate.measuring import (
@@ -59,8 +59,9 @@ CLAIM = {
     "heads": "those whose calibration alone raises the log probability of right labels after mean-centring, on the "
     "samples that choose, in the mean over tasks",
     "secondary": "accuracy, content-free accuracy, balanced accuracy, AUC, and the primary measure by task; Holm",
-    "controls": f"as many random heads ({RANDOM_HEADS} draws), as many random tokens ({RANDOM_TOKENS} draws), the "
-    "first token alone, the inverse rule, all tried heads",
+    "samples": "each text judges once, and none that chose heads, whatever their labels",
+    "controls": f"as many random heads of all that were tried ({RANDOM_HEADS} draws), as many random tokens "
+    f"({RANDOM_TOKENS} draws), the first token alone, the inverse rule, all tried heads",
 }
 
 
@@ -147,7 +148,10 @@ class _Confirmation:
         Raises:
             InputError: there is none.
         """
-        self.shares = self._sinks()
+        self.sinks = self._sinks()
+        prompts = sum(len(task.samples) for task in self.search.values())
+        some = next(iter(self.sinks.values()))
+        self.shares = {head: sum(counts[head][0] for counts in self.sinks.values()) / prompts for head in some}
         self.tried = [head for head, share in self.shares.items() if share >= self.settings.least_sinks]
         if not self.tried:
             raise InputError("--least-sinks: no head has a sink in so many prompts; lower it, or lower --alpha")
@@ -178,6 +182,7 @@ class _Confirmation:
                 for layer, head in tried
             ],
             "all_heads": len(shares),
+            "acting": [self._acting(name, tried) for name in self.pooled],
             "primary": primary,
             "secondary": secondary,
             "measures": {name: plain.measures() for name, (plain, _) in pairs.items()},
@@ -188,31 +193,26 @@ class _Confirmation:
             "verdict": verdict(primary, p_random, len(kept)),
         }
 
-    @torch.no_grad()
-    def _sinks(self) -> dict[Head, float]:
-        """Share of the prompts that choose heads in which each head has a sink that enough queries see."""
+    def _sinks(self) -> dict[str, dict[Head, list[int]]]:
+        """``heads_with_sinks`` of the prompts that choose heads, by task."""
         key = key_of("sinks", [], self.search)
         if key not in self.cells.known:
             self.say("looking for heads with sinks")
-            prompts = [sample.prompt for task in self.search.values() for sample in task.samples]
-            counts: dict[str, int] = {}
-            for rows in batches(prompts, 8 * FILLED_TOKENS, filled=FILLED_TOKENS):
-                ids, mask = padded([prompts[row] for row in rows], self.model.device)
-                found = attention_statistics(
-                    self.model, alpha=self.settings.alpha, input_ids=ids, attention_mask=mask,
-                    position_ids=count_positions(mask),
-                )  # fmt: skip
-                has_sink = (found.sinks & found.enough_queries[:, :, None]).any(-1).sum(1)  # (layers, maps)
-                for layer, of_layer in zip(found.layers, has_sink.tolist(), strict=True):
-                    for head, count in enumerate(of_layer):
-                        counts[f"{layer}.{head}"] = counts.get(f"{layer}.{head}", 0) + count
-            self.cells.keep(key, {"shares": {name: count / len(prompts) for name, count in counts.items()}})
-        wanted, shares = self.settings.layers, {}
-        for name, share in self.cells.known[key]["shares"].items():
-            layer, head = map(int, name.split("."))
-            if wanted is None or layer in wanted:
-                shares[layer, head] = share
-        return shares
+            found = {
+                name: heads_with_sinks(self.model, [sample.prompt for sample in task.samples], self.settings.alpha)
+                for name, task in self.search.items()
+            }
+            self.cells.keep(key, {"sinks": {name: list(counts.items()) for name, counts in found.items()}})
+        wanted = self.settings.layers
+        return {
+            name: {(layer, head): counts for (layer, head), counts in rows if wanted is None or layer in wanted}
+            for name, rows in self.cells.known[key]["sinks"].items()
+        }
+
+    def _acting(self, name: str, tried: Sequence[Head]) -> Acting:
+        prompts, counts = len(self.search[name].samples), self.sinks[name]
+        seen, any_sink = (sum(counts[head][kind] for head in tried) / (len(tried) * prompts) for kind in (0, 1))
+        return Acting(task=name, prompts=prompts, any_sink=any_sink, seen_by_enough=seen)
 
     def _tell_time(self, tried: Sequence[Head], count: int) -> None:
         last = self.model.config.get_text_config().num_hidden_layers
@@ -272,6 +272,25 @@ class _Confirmation:
             gain = pooled_centred(cell) - plain
             rows.append({"setting": control.setting, "heads": len(control.heads), "gain": gain})
         return rows
+
+
+@torch.no_grad()
+def heads_with_sinks(model: PreTrainedModel, prompts: Sequence[Sequence[int]], alpha: float) -> dict[Head, list[int]]:
+    """In how many of some prompts each head has a sink beside the first token: one that N / alpha queries see, or any.
+
+    Calibration reduces any of them.
+    """
+    counts: dict[Head, list[int]] = {}
+    for rows in batches(prompts, 8 * FILLED_TOKENS, filled=FILLED_TOKENS):
+        ids, mask = padded([prompts[row] for row in rows], model.device)
+        found = attention_statistics(
+            model, alpha=alpha, input_ids=ids, attention_mask=mask, position_ids=count_positions(mask)
+        )
+        for kind, sinks in enumerate((found.sinks & found.enough_queries[:, :, None], found.sinks)):
+            for layer, of_layer in zip(found.layers, sinks.any(-1).sum(1).tolist(), strict=True):
+                for head, count in enumerate(of_layer):
+                    counts.setdefault((layer, head), [0, 0])[kind] += count
+    return counts
 
 
 def key_of(setting: str, heads: Sequence[Head], tasks: Mapping[str, Task]) -> str:

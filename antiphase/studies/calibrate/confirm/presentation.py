@@ -50,6 +50,23 @@ def measures(found: Confirm) -> Table | None:
     return measures_table(found.tasks, found.measures, found.measures_calibrated)
 
 
+@Confirm.from_record
+def acting(found: Confirm) -> Table | None:
+    """How often calibration changes anything."""
+    if not found.acting:
+        return None
+    columns = [Column("Task"), Column("Prompts", "integer"), Column("Maps with a sink", "percent"),
+               Column("with one that N / α queries see", "percent")]  # fmt: skip
+    rows = [[row.task, row.prompts, row.any_sink, row.seen_by_enough] for row in found.acting]
+    note = (
+        "Of the tried heads' maps, on the prompts that choose heads. A sink is a token beside the first that gets more "
+        "than α / N of the attention of the queries that see it. Calibration changes no map without one; few queries "
+        "see a token near the end, which can get as much by chance. In short texts α / N is large, and few "
+        "tokens reach it."
+    )
+    return Table(title="Where calibration acts", columns=columns, rows=rows, note=note)
+
+
 def grouped(found: Confirm) -> dict[str, list[float]]:
     """Gains by setting, draws together."""
     groups: dict[str, list[float]] = {}
@@ -101,7 +118,7 @@ PRESENTATION = Presentation(
     introduction="A confirmatory study: what is measured was written down before, heads were chosen on one part of the "
     "samples, and every gain is measured on the other. The primary measure does not change when a model merely "
     "favours another label.",
-    tables=lambda record: [outcomes(record), plain(record), measures(record), controls(record)],
+    tables=lambda record: [outcomes(record), plain(record), measures(record), controls(record), acting(record)],
     figures={
         "confirm-controls": Drawing(
             draw=control_dots,
