@@ -11,7 +11,7 @@ from antiphase.evaluations.harness import Harness
 from antiphase.records import Record
 from antiphase.report.summary import main_tables
 from antiphase.report.tables import percents_text
-from antiphase.uncertainty.intervals import mean_interval
+from antiphase.uncertainty.intervals import mcnemar, mean_interval, paired_interval
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs" / "records" / "real-model"
 LAYERS = ((0, 0), (1, 2), (3, 9), (10, 10), (11, 11), (12, 29))
@@ -96,6 +96,34 @@ def knocked_out() -> Rows:
                     f"{change['change']:+.2f}", f"{low:+.2f} to {high:+.2f}",
                 ]
             )  # fmt: skip
+    return table
+
+
+def confirmed() -> Rows:
+    """What the confirmatory study found; the primary measure also without the task whose maps have hardly any sinks."""
+    head, primary, *rows = measured("confirm")
+    values = Record.load(RECORDS / "confirm.json").values
+    own = [
+        row for row in values["secondary"]
+        if row["measure"] == values["primary"]["measure"] and row["task"] in values["searched"] and row["task"] != "mpqa"
+    ]  # fmt: skip
+    samples, better, worse = (sum(row[name] for row in own) for name in ("samples", "better", "worse"))
+    before, after = (sum(row[name] * row["samples"] for row in own) / samples for name in ("plain", "calibrated"))
+    gain, (low, high) = paired_interval(better, worse, samples)
+    without = [
+        values["primary"]["measure"], "all but mpqa", f"{samples:,}", f"{100 * before:.1f} %", f"{100 * after:.1f} %",
+        f"{100 * gain:+.2f} [{100 * low:+.1f} to {100 * high:+.1f}]", f"{better} / {worse}",
+        f"{mcnemar(better, worse):.4g}", "–",
+    ]  # fmt: skip
+    return [head, primary, without, *rows]
+
+
+def task_sinks() -> Rows:
+    """In how many maps calibration has something to change, by task."""
+    table = [["Task", "Tokens, median", "α / N there", "Maps with a sink", "with one that N / α queries see"]]
+    for row in Record.load(RECORDS / "task-sinks.json").values["rows"]:
+        shares = (f"{100 * row[name]:.0f} %" for name in ("threshold", "any_sink", "seen_by_enough"))
+        table.append([row["task"], f"{row['tokens']:g}", *shares])
     return table
 
 
