@@ -105,7 +105,7 @@ def confirmed() -> Rows:
     values = Record.load(RECORDS / "confirm.json").values
     own = [
         row for row in values["secondary"]
-        if row["measure"] == values["primary"]["measure"] and row["task"] in values["searched"] and row["task"] != "mpqa"
+        if row["measure"] == values["primary"]["measure"] and row["task"] in {*values["searched"]} - {"mpqa"}
     ]  # fmt: skip
     samples, better, worse = (sum(row[name] for row in own) for name in ("samples", "better", "worse"))
     before, after = (sum(row[name] * row["samples"] for row in own) / samples for name in ("plain", "calibrated"))
@@ -218,16 +218,17 @@ def downstream() -> Rows:
 
 def encoder() -> Rows:
     """Accuracy of the encoder's embeddings by labelled set, and what calibration changes, in points."""
-    head = ["Set", "Texts judged", "Plain", "Kept heads", "Gain in points, 95 %", "Better / worse", "p",
+    head = ["Set", "Tokens, mean", "α / N there", "Heads that change an answer", "Texts judged", "Plain", "Kept heads", "Gain in points, 95 %", "Better / worse", "p",
             "Random heads: mean, range", "All heads"]  # fmt: skip
-    table = [head]
-    for found in Record.load(RECORDS / "minilm.json").values["sets"]:
+    table, record = [head], Record.load(RECORDS / "minilm.json")
+    for found in record.values["sets"]:
         rows = {row["setting"]: row for row in found["rows"]}
         own = rows.get("kept heads")
         random = [100 * row["gain"] for name, row in rows.items() if name.startswith("random heads")]
         table.append(
             [
-                found["data"], f"{found['judged']:,}", f"{100 * found['plain'] / found['judged']:.1f} %",
+                found["data"], f"{found['tokens']:.0f}", f"{100 * record.config['alpha'] / found['tokens']:.0f} %",
+                f"{found['changed']} of {len(rows['all heads']['heads'])}", f"{found['judged']:,}", f"{100 * found['plain'] / found['judged']:.1f} %",
                 f"{len(found['kept'])} of {len(rows['all heads']['heads'])}",
                 "–" if own is None else f"{_points(own['gain'])} [{', '.join(map(_points, own['interval']))}]",
                 "–" if own is None else f"{own['better']} / {own['worse']}", "–" if own is None else f"{own['p']:.2g}",
