@@ -80,6 +80,8 @@ LM_EVAL_TASKS = {
     ),
 }  # fmt: skip
 """Tasks of lm-eval in the long form: the labelled set, its labels in words, and the prompt."""
+FORM = "form"
+"""Name of the record with the time of a form that was made in one call."""
 UNFINISHED = "unfinished"
 """Folder beside the records with the journals of unfinished steps."""
 LM_EVAL = "lm-eval-tasks"
@@ -189,14 +191,20 @@ def main() -> None:
         parser.error(f"--output {chosen.output} has {others[0]} with other settings; give this form another folder")
     for name in steps if chosen.records else ():
         publish(chosen.output / name, chosen.records)
-    for name, words in steps.items():
-        if not chosen.only or name in (PLAIN, V2, *chosen.only):
-            run(name, words, chosen.output, records=chosen.records, ends=ends)
+    started = time.perf_counter()
+    seconds = {
+        name: run(name, words, chosen.output, records=chosen.records, ends=ends)
+        for name, words in steps.items()
+        if not chosen.only or name in (PLAIN, V2, *chosen.only)
+    }
     sinks_of_text(chosen.output)
     results = [chosen.output / name for name in steps if (chosen.output / name / "record.json").is_file()]
     shown = [str(folder.relative_to(chosen.output)) for folder in results]
     antiphase("report", *shown, "--output", "report.html", "--figures", "figures", folder=chosen.output)
     CONSOLE.print(f"page: {chosen.output / 'report.html'}")
+    if all(seconds.get(name) is not None for name in steps):  # nothing was left from an earlier call
+        values = {"form": chosen.form, "steps": seconds}
+        Record(kind="real-model-form", values=values, seconds=time.perf_counter() - started).save(chosen.output, FORM)
     if chosen.records:
         chosen.records.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(chosen.output / "text-sinks.json", chosen.records / "text-sinks.json")
@@ -279,8 +287,8 @@ def sinks_of_text(output: Path) -> None:
 
 def run(
     name: str, words: Sequence[str], output: Path, *, records: Path | None = None, ends: float | None = None
-) -> None:
-    """Run one step, or continue it, unless it is finished.
+) -> float | None:
+    """Run one step, or continue it, unless it is finished; its seconds, or None if it was.
 
     Args:
         records: where its record is copied, or the journal of an unfinished step is stored.
@@ -290,7 +298,7 @@ def run(
     is_model = words[0] == "convert"
     if (folder / ("config.json" if is_model else "record.json")).is_file():
         CONSOLE.print(f"{name}: already done")
-        return
+        return None
     kept = None if records is None or is_model else records / UNFINISHED / name
     if kept is not None and kept.is_dir() and not folder.exists():
         shutil.copytree(kept, folder)
@@ -305,7 +313,9 @@ def run(
             shutil.rmtree(kept, ignore_errors=True)
             if folder.is_dir() and not (folder / "record.json").is_file():
                 shutil.copytree(folder, kept, ignore=shutil.ignore_patterns(".*"))
-    CONSOLE.print(f"{name}: {time.perf_counter() - started:.0f} s")
+    seconds = time.perf_counter() - started
+    CONSOLE.print(f"{name}: {seconds:.0f} s")
+    return seconds
 
 
 def antiphase(*words: str, folder: Path, ends: float | None = None) -> None:

@@ -286,6 +286,10 @@ HARMS = [
     (file("config.json", b"{}"), ": its config.json cannot be used (ValueError: Unrecognized model"),
     (config(model_type="novel"), ": its config.json cannot be used (ValueError: "),
     (config(hidden_size="x"), ": its config.json cannot be used (hidden_size must be a whole number of at least 1"),
+    (
+        config(model_type="llama", num_attention_heads=3),
+        ": its config.json cannot be used (ValueError: The hidden size (16) is not a multiple",
+    ),
     (config(dtype="float99"), ": its config.json cannot be used (AttributeError: "),
     (config(dtype={}), ": its config.json cannot be used (TypeError: dtype must be the name of a type"),
     (config(architectures=3), ": its config.json cannot be used (TypeError: architectures must be a list of names"),

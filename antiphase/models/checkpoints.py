@@ -27,7 +27,7 @@ from antiphase.models.recipes import HEAD, Conversion, tensor_shapes
 from antiphase.models.source_formats import current_names, embedding_there
 from antiphase.reading.failures import asking_hub, usable_config
 from antiphase.reading.folders import INDEX, local_folder, weight_files
-from antiphase.reading.gguf import is_gguf
+from antiphase.reading.gguf import is_gguf, read_header
 from antiphase.reading.models import check_shapes, check_tensors, is_finite, read_config, read_model
 from antiphase.reading.tokenizers import check_tokenizer, load_tokenizer
 from antiphase.records import Record, is_writing, writing
@@ -202,8 +202,8 @@ def convert(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"TARGET {given} exists and is not empty; choose another folder")
     if is_gguf(source):
-        if Path(source).is_file():
-            say("dequantizing the weights")
+        read_header(source, FLAG)  # what is wrong with it is told first
+        say("dequantizing the weights")
         checkpoint: Checkpoint = GgufCheckpoint(source, dtype=dtype)
         if to is None and attention_type is None and checkpoint.config.model_type == "llama":
             to = "llama"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassError
 from safetensors import SafetensorError
 
 from antiphase.errors import InputError, is_lack_of_memory
@@ -23,8 +23,10 @@ def usable_config(name: str, flag: str) -> Iterator[None]:
     try:
         yield
     except IMPOSSIBLE as error:
-        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
-        raise InputError(f"{flag} {name}: its config.json cannot be used ({first_line(reason)})") from None
+        reason = first_line(error)
+        if not isinstance(error, InputError | StrictDataclassError):
+            reason = f"{type(error).__name__}: {reason}"
+        raise InputError(f"{flag} {name}: its config.json cannot be used ({reason})") from None
 
 
 @contextmanager
@@ -55,6 +57,8 @@ def loading(failure: str) -> Iterator[None]:
 
 
 def first_line(error: object) -> str:
-    """What a library says first."""
+    """What a library says first; of a configuration whose values do not fit together, what it says of them."""
+    if isinstance(error, StrictDataclassClassValidationError):
+        return first_line(str(error).partition("\n")[2])
     found = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return found.rstrip(".: ")

@@ -47,6 +47,8 @@ MOST_DIMENSIONS = 4
 """Of a tensor, by the format."""
 SIZES = ("_count", "_length", "_count_kv", "vocab_size")
 """Ends of keys that hold whole numbers."""
+SPECIAL = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "unknown"))
+"""Keys of tokens that transformers looks up among the words."""
 OF_EXPERTS = re.compile(r"_exps?\.")
 """Tensors of all experts of a layer, whose parts transformers places by a rule of its own."""
 SCALES = ("rope.scaling.factor", "rope.scaling.attn_factor", "rope.scale_linear")
@@ -114,6 +116,8 @@ def read_header(name: str, flag: str) -> GgufHeader:
             f"{', '.join(ARCHITECTURES)} can"
         )
     _check_sizes(metadata, place)
+    _check_heads(str(architecture), metadata, place)
+    _check_specials(metadata, place)
     if architecture not in SCALING_READ:
         _check_positions(str(architecture), metadata, [name for name, *_ in tensors], place)
     sizes: Counter[str] = Counter()
@@ -149,6 +153,40 @@ def _check_sizes(metadata: Mapping[str, Any], place: str) -> None:
         is_one = isinstance(value, int) and 0 <= value <= most
         if key.endswith(SIZES) and not isinstance(value, Array) and not is_one:
             raise InputError(f"{place}: {key} must be a whole number from 0 to {most}, got {shown(value)}")
+
+
+def _check_heads(architecture: str, metadata: Mapping[str, Any], place: str) -> None:
+    """That the width divides into heads, where the file says nothing of theirs.
+
+    Raises:
+        InputError: it does not.
+    """
+    keys = (f"{architecture}.embedding_length", f"{architecture}.attention.head_count")
+    width, heads = (metadata.get(key) for key in keys)
+    if f"{architecture}.attention.key_length" in metadata or not isinstance(width, int) or not isinstance(heads, int):
+        return
+    if heads == 0 or width % heads:
+        raise InputError(
+            f"{place}: {keys[0]}, {width}, is no multiple of {keys[1]}, {heads}; download or copy the file again"
+        )
+
+
+def _check_specials(metadata: Mapping[str, Any], place: str) -> None:
+    """That the special tokens which transformers looks up are words.
+
+    Raises:
+        InputError: one of them is none.
+    """
+    words = metadata.get("tokenizer.ggml.tokens")
+    for key in SPECIAL:
+        number = metadata.get(key)
+        if number is not None and isinstance(words, Array) and not (
+            isinstance(number, int) and 0 <= number < words.length
+        ):  # fmt: skip
+            raise InputError(
+                f"{place}: {key} must be the number of one of its {words.length:,} words, got {shown(number)}; "
+                "download or copy the file again"
+            )
 
 
 def _check_positions(architecture: str, metadata: Mapping[str, Any], tensors: Sequence[str], place: str) -> None:

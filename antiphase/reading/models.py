@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, dtype
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -174,19 +175,20 @@ def _shell(auto: Any, config: PreTrainedConfig, failure: str) -> PreTrainedModel
 def _read_weights(auto: Any, name: str, place: str, whole: str, options: Mapping[str, Any]) -> PreTrainedModel:
     """The model with its own weights: transformers alone would draw what is missing, and report it.
 
-    One pass over the weights looks for those that are not finite, at several GB/s.
+    One pass over the weights looks for those that are not finite, at several GB/s, so NumPy need not warn of them.
     """
     logger = logging.getLogger("transformers.modeling_utils")
     logger.addFilter(_is_no_report)
     try:
-        model, notes = auto.from_pretrained(
-            **(gguf_place(name) if is_gguf(name) else {"pretrained_model_name_or_path": name}),
-            trust_remote_code=False,
-            use_safetensors=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
+        with numpy.errstate(invalid="ignore", over="ignore"):
+            model, notes = auto.from_pretrained(
+                **(gguf_place(name) if is_gguf(name) else {"pretrained_model_name_or_path": name}),
+                trust_remote_code=False,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **options,
+            )
     finally:
         logger.removeFilter(_is_no_report)
     if hasattr(model, "hf_quantizer"):  # of a GGUF file, whose weights are ordinary ones now

@@ -97,9 +97,13 @@ def test_finished_records_are_kept_when_a_later_step_is_interrupted(tmp_path, st
 def test_a_form_is_not_mixed_with_the_results_of_the_other(tmp_path, stubbed, capsys):
     records = tmp_path / "records"
     words = ("--output", tmp_path / "a", "--records", records)
-    assert len(stubbed("--form", "short", *words)) > 5
+    done = stubbed("--form", "short", *words)
+    assert len(done) > 5
+    assert list(Record.load(tmp_path / "a" / "form.json").values["steps"]) == done
+    (tmp_path / "a" / "form.json").unlink()
     short = {path.name: path.read_bytes() for path in records.iterdir()}
     assert stubbed("--form", "short", *words) == []  # each is done already
+    assert not (tmp_path / "a" / "form.json").exists()
     for more in ((), ("--only", "confirm")):
         with pytest.raises(SystemExit):
             stubbed("--form", "long", "--data", tmp_path, *words, *more)

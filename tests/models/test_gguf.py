@@ -15,6 +15,7 @@ from antiphase.errors import InputError
 from antiphase.evaluations.inputs import model_content
 from antiphase.models.checkpoints import convert
 from antiphase.reading import gguf as reader
+from antiphase.reading import models
 from antiphase.reading.models import origin_of, read_model
 from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import Record
@@ -179,6 +180,25 @@ def test_what_a_reader_would_leave_out_is_refused(refused, tmp_path, text_tokeni
     refused(rf"SOURCE a\.gguf holds {norm}, for which Qwen2ForCausalLM .* has no place; give", "convert a.gguf b")
     refused(r"MODEL none\.gguf: there is no such file; check the path", "probe none.gguf --data a --output b")
     refused(r"--dtype must be one of float32, .*, got 'int3'", "convert a.gguf b --dtype int3")
+
+
+KEYS = {
+    "width": ("embedding_length", 66, "llama.embedding_length, 66, is no multiple of llama.attention.head_count, 4"),
+    "heads": ("attention.head_count", 0, "llama.embedding_length, 64, is no multiple of llama.attention.head_count, 0"),
+    "end": ("eos_token_id", 999, "tokenizer.ggml.eos_token_id must be the number of one of its 400 words, got 999"),
+}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_numbers_of_a_header_that_do_not_fit_are_named_before_anything_is_read(
+    refused, tmp_path, written, monkeypatch, key
+):
+    name, value, said = KEYS[key]
+    content = bytearray(written[0].read_bytes())
+    struct.pack_into("<I", content, content.index(f".{name}".encode()) + len(name) + 5, value)  # behind the type
+    (tmp_path / "bad.gguf").write_bytes(content)
+    monkeypatch.setattr(models, "_read_weights", None)
+    refused(rf"SOURCE bad\.gguf: {re.escape(said)}; download or copy the file again", "convert bad.gguf out")
 
 
 SCALED = {
