@@ -218,8 +218,9 @@ def downstream() -> Rows:
 
 def encoder() -> Rows:
     """Accuracy of the encoder's embeddings by labelled set, and what calibration changes, in points."""
-    head = ["Set", "Tokens, mean", "α / N there", "Heads that change an answer", "Texts judged", "Plain", "Kept heads", "Gain in points, 95 %", "Better / worse", "p",
-            "Random heads: mean, range", "All heads"]  # fmt: skip
+    head = ["Set", "Tokens, mean", "α / N there", "Heads that change the number right", "Texts judged", "Plain",
+            "Kept heads", "Gain in points, 95 %", "Better / worse", "p", "Random heads: mean, range",
+            "All heads"]  # fmt: skip
     table, record = [head], Record.load(RECORDS / "minilm.json")
     for found in record.values["sets"]:
         rows = {row["setting"]: row for row in found["rows"]}
@@ -228,7 +229,8 @@ def encoder() -> Rows:
         table.append(
             [
                 found["data"], f"{found['tokens']:.0f}", f"{100 * record.config['alpha'] / found['tokens']:.0f} %",
-                f"{found['changed']} of {len(rows['all heads']['heads'])}", f"{found['judged']:,}", f"{100 * found['plain'] / found['judged']:.1f} %",
+                f"{found['changed']} of {len(rows['all heads']['heads'])}", f"{found['judged']:,}",
+                f"{100 * found['plain'] / found['judged']:.1f} %",
                 f"{len(found['kept'])} of {len(rows['all heads']['heads'])}",
                 "–" if own is None else f"{_points(own['gain'])} [{', '.join(map(_points, own['interval']))}]",
                 "–" if own is None else f"{own['better']} / {own['worse']}", "–" if own is None else f"{own['p']:.2g}",
