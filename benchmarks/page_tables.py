@@ -463,7 +463,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "real-model-knockout": real_model_tables.knocked_out,
     "real-model-loss-by-length": lambda: real_model_tables.measured("long-context"),
     "real-model-long-context": lambda: real_model_tables.measured("long-context", 1),
-    "real-model-needles": lambda: real_model_tables.measured("needles"),
+    "real-model-needles": real_model_tables.needles,
     "real-model-confirm": real_model_tables.confirmed,
     "real-model-task-sinks": real_model_tables.task_sinks,
     "real-model-splits": real_model_tables.splits,

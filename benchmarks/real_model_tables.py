@@ -256,6 +256,13 @@ def _points(gain: float) -> str:
     return f"{100 * gain:+.2f}"
 
 
+def needles() -> Rows:
+    """Retrieval of the trained model by depth."""
+    (_, state, *head), *rows = measured("needles")
+    assert state == ""
+    return [head, *(cells for _, kind, *cells in rows if kind == "trained")]
+
+
 def many_shot(index: int) -> Rows:
     """A table of the pages of many-shot learning, with the rows of all sets."""
     tables = [measured(f"many-shot-{name}", index) for name in ("trec", "trec-fine", "clinc-150")]
