@@ -120,10 +120,11 @@ def test_the_tables_of_the_page(benchmark, script, monkeypatch, tmp_path):
     rows += [{**row, "setting": f"random heads {place}", "gain": gain} for place, gain in enumerate((0.0, 0.02))]
     sinks = [{"layer": 0, "first": 0.25, "last": 0.5, "other_sinks": 0.1, "sinks": 1.5}]
     found = {"data": "trec", "judged": 200, "plain": 100, "kept": [[0, 1]], "rows": rows, "sinks": sinks}
-    Record(kind="encoder-calibration", values={"model": "m", "sets": [found, found]}, config={}).save(
+    found |= {"tokens": 20.4, "changed": 1}
+    Record(kind="encoder-calibration", values={"model": "m", "sets": [found, found]}, config={"alpha": 5.0}).save(
         tmp_path, "minilm"
     )
     assert tables.encoder()[1] == [
-        "trec", "200", "50.0 %", "1 of 1", "+1.00 [-1.00, +3.00]", "3 / 1", "0.62", "+1.00, +0.00 to +2.00", "-2.00",
+        "trec", "20", "25 %", "1 of 1", "200", "50.0 %", "1 of 1", "+1.00 [-1.00, +3.00]", "3 / 1", "0.62", "+1.00, +0.00 to +2.00", "-2.00",
     ]  # fmt: skip
     assert tables.encoder_sinks()[1:] == [["0", "25 %", "50 %", "10 %", "1.5"]]
