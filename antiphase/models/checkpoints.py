@@ -202,7 +202,7 @@ def convert(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"TARGET {given} exists and is not empty; choose another folder")
     if is_gguf(source):
-        read_header(source, FLAG)  # what is wrong with it is told first
+        read_header(source, FLAG)  # its faults are reported before the work is announced
         say("dequantizing the weights")
         checkpoint: Checkpoint = GgufCheckpoint(source, dtype=dtype)
         if to is None and attention_type is None and checkpoint.config.model_type == "llama":

@@ -156,7 +156,7 @@ def _check_sizes(metadata: Mapping[str, Any], place: str) -> None:
 
 
 def _check_heads(architecture: str, metadata: Mapping[str, Any], place: str) -> None:
-    """That the width divides into heads, where the file says nothing of theirs.
+    """That the width divides into heads, where the file does not give theirs; Mamba's files name no heads, or zero.
 
     Raises:
         InputError: it does not.
@@ -165,7 +165,7 @@ def _check_heads(architecture: str, metadata: Mapping[str, Any], place: str) -> 
     width, heads = (metadata.get(key) for key in keys)
     if f"{architecture}.attention.key_length" in metadata or not isinstance(width, int) or not isinstance(heads, int):
         return
-    if heads == 0 or width % heads:
+    if heads and width % heads:
         raise InputError(
             f"{place}: {keys[0]}, {width}, is no multiple of {keys[1]}, {heads}; download or copy the file again"
         )

@@ -69,6 +69,15 @@ def test_sizes_in_a_header_are_sizes(tmp_path, key, said, value):
         read_header(str(tmp_path / "m.gguf"), "MODEL")
 
 
+def test_a_header_of_a_model_without_heads_is_read(tmp_path):
+    """llama.cpp writes zero heads for Mamba."""
+    values = one_value("general.architecture", 8, text_of_gguf("mamba"))
+    values += one_value("mamba.embedding_length", 4, struct.pack("<I", 64))
+    values += one_value("mamba.attention.head_count", 4, struct.pack("<I", 0))
+    (tmp_path / "m.gguf").write_bytes(gguf_header(values, 3) + bytes(99))
+    assert read_header(str(tmp_path / "m.gguf"), "MODEL").metadata["mamba.attention.head_count"] == 0
+
+
 def test_words_of_a_gguf_file_that_do_not_fit_together_are_refused(tmp_path, text_tokenizer):
     from support.gguf import llama, write_gguf
 

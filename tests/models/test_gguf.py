@@ -184,7 +184,7 @@ def test_what_a_reader_would_leave_out_is_refused(refused, tmp_path, text_tokeni
 
 KEYS = {
     "width": ("embedding_length", 66, "llama.embedding_length, 66, is no multiple of llama.attention.head_count, 4"),
-    "heads": ("attention.head_count", 0, "llama.embedding_length, 64, is no multiple of llama.attention.head_count, 0"),
+    "heads": ("attention.head_count", 7, "llama.embedding_length, 64, is no multiple of llama.attention.head_count, 7"),
     "end": ("eos_token_id", 999, "tokenizer.ggml.eos_token_id must be the number of one of its 400 words, got 999"),
 }
 
