@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from antiphase.arms import ARMS
 from antiphase.errors import InputError, nearest, shown
 from antiphase.reading.files import parse_yaml, read_yaml
 from antiphase.settings import (
@@ -90,6 +91,7 @@ def _preset(
     data: Sequence[str] = (),
     validation: Sequence[str] = (),
 ) -> Preset:
+    _spell_out_arms(tree)
     with_data = tree.pop("with_data", {})
     if not isinstance(with_data, Mapping):
         raise InputError(f"with_data in preset '{name}' must map dotted keys to values")
@@ -107,6 +109,7 @@ def _preset(
         assign(tree, key, value)
         _forget_in_arms(tree, key)
         if key in ("compare", "compare.arms"):  # all of them, rather than a further one
+            _spell_out_arms(tree)
             known = list(_arms(tree))
     _check_new_arms(tree, known)
     compare_tree = tree.pop("compare", {})
@@ -115,6 +118,9 @@ def _preset(
     if validation and run.data.source == "synthetic":
         raise InputError("--validation cannot be used without --data; synthetic runs hold out sequences of their own")
     compare = build(CompareSettings, compare_tree, path="compare")
+    compare = dataclasses.replace(
+        compare, arms={arm: _named_arm(arm, own, run.model) | own for arm, own in compare.arms.items()}
+    )
     _check_compare(compare)
     for arm in compare.arms:
         arm_run(run, compare, arm, seed=0)
@@ -139,6 +145,20 @@ def _arms(tree: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _spell_out_arms(tree: dict[str, Any]) -> None:
+    """Turn a list of named arms into arms that change nothing else."""
+    compare = section(tree, "compare") or {}
+    if isinstance(compare.get("arms"), list):
+        compare["arms"] = {str(arm): {} for arm in compare["arms"]}
+
+
+def _named_arm(arm: str, own: Mapping[str, Any], model: ModelSettings) -> dict[str, Any]:
+    """What an arm of this name changes in the model, unless it says itself what its model is."""
+    if arm not in ARMS or any(key.startswith("model.") for key in dotted(own)):
+        return {}
+    return {f"model.{field}": value for field, value in ARMS[arm](model).items()}
+
+
 def _check_new_arms(tree: dict[str, Any], known: Sequence[str]) -> None:
     """Check that arms which overrides have added say what they are, so that a misspelt name makes no new arm.
 
@@ -146,7 +166,7 @@ def _check_new_arms(tree: dict[str, Any], known: Sequence[str]) -> None:
         InputError: one does not.
     """
     for arm, changes in _arms(tree).items():
-        if arm in known or not isinstance(changes, Mapping):
+        if arm in known or arm in ARMS or not isinstance(changes, Mapping):
             continue
         if not {"model.attention_type", "model.kind"} & dotted(changes).keys():
             raise InputError(
@@ -342,8 +362,8 @@ def _check_compare(compare: CompareSettings) -> None:
     if not compare.arms:
         raise InputError("compare.arms must not be empty")
     for arm, overrides in compare.arms.items():
-        if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", arm):
-            raise InputError(f"compare.arms: {arm!r} cannot be the name of a folder; use letters, digits, - and _")
+        if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", arm):
+            raise InputError(f"compare.arms: {arm!r} cannot be the name of a folder; use letters, digits, +, - and _")
         for key in dotted(overrides):
             if key.split(".")[0] in ("data", "evaluation") or key in SHARED_BY_ARMS:
                 raise InputError(f"compare.arms.{arm} must not change {key}: all arms share their data and seeds")

@@ -46,6 +46,7 @@ class ModelSettings:
     head_scale: bool | None = None
     output_gate: bool = False
     sink_logits: bool = False
+    second_map: Literal["subtracted", "added", "none"] | None = None
     num_noise_heads: int | None = None
     dex_heads: list[list[int]] | None = None
     dex_steps: int = 0
@@ -263,7 +264,9 @@ class CompareSettings:
     arms: dict[str, dict[str, Any]] = field(
         default_factory=lambda: {name: {"model.attention_type": name} for name in ("softmax", "differential")}
     )
-    """Overrides of the run by name of the arm."""
+    """Overrides of the run by name of the arm. An arm of ``antiphase.arms`` needs none for its model; a list names
+    such arms.
+    """
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     also: dict[str, str] = field(default_factory=dict)
     """Further comparisons: an arm, and another arm that it is compared with besides the first."""

@@ -15,7 +15,7 @@ from antiphase.errors import InputError
 from antiphase.layers.attention import AttentionLayer, CommonArguments
 from antiphase.layers.exchange import Exchange
 from antiphase.layers.functions import own_implementation, refuse_unknown
-from antiphase.layers.lambdas import LAMBDA_STD, check_even_maps, check_lambda_form
+from antiphase.layers.lambdas import LAMBDA_STD, check_even_maps, check_one_of
 from antiphase.layers.lambdas import lambda_init as schedule
 from antiphase.layers.masks import visible_keys
 from antiphase.layers.norm import RMSNorm
@@ -24,6 +24,8 @@ from antiphase.ops.layer import exponential_lambda, v1_step
 VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 FORMS = ("exponential", "scalar", "head", "fixed")
 """How λ is parametrized; the first is the paper's form."""
+SECOND_MAPS = ("subtracted", "added", "none")
+"""What becomes of the second map; the first is the paper's form."""
 
 
 class _LambdaAndNorm(nn.Module):
@@ -121,6 +123,8 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         head_norm: whether to apply an RMSNorm to each head's output.
         head_scale: whether to apply the factor 1 - λinit after it.
         output_gate: whether to apply a sigmoid gate to every channel of the heads' outputs (2505.06708).
+        second_map: "subtracted", or as controls of the subtraction "added" (A₁ + λA₂: same parameters, cost, width and
+            norm) and "none" (A₁ alone: queries and keys of the second map stay but count for nothing; there is no λ).
         num_noise_heads: number of second maps of the layer; it must divide the number of heads and be a multiple of the
             number of value heads. None means one per head.
         initialize: whether to draw the λ vectors from the global generator. False leaves them at zero, where they get
@@ -141,6 +145,7 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         head_norm: bool = True,
         head_scale: bool = True,
         output_gate: bool = False,
+        second_map: Literal["subtracted", "added", "none"] = "subtracted",
         num_noise_heads: int | None = None,
         initialize: bool = True,
         **common: Unpack[CommonArguments],
@@ -148,23 +153,25 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         common = self.checked(
             hidden_size=hidden_size, num_attention_heads=num_attention_heads, lambda_form=lambda_form,
             lambda_init=lambda_init, head_norm=head_norm, head_scale=head_scale, output_gate=output_gate,
-            num_noise_heads=num_noise_heads, **common,
+            second_map=second_map, num_noise_heads=num_noise_heads, **common,
         )  # fmt: skip
         maps, heads = num_attention_heads, num_attention_heads // 2
         queries = heads + (heads if num_noise_heads is None else num_noise_heads)
         super().__init__(hidden_size, maps, queries=queries, outputs=maps, **common)
-        self.lambda_form, self.num_noise_heads = lambda_form, num_noise_heads
+        self.lambda_form, self.num_noise_heads, self.second_map = lambda_form, num_noise_heads, second_map
         self.lambda_init = schedule(self.layer_idx) if lambda_init is None else lambda_init
-        if lambda_form == "exponential":
+        self._has_vectors = lambda_form == "exponential" and second_map != "none"
+        if self._has_vectors:
             self._add_lambda(self.head_dim)
-        elif lambda_form != "fixed":
+        elif lambda_form != "fixed" and second_map != "none":
             self.lambda_offset = nn.Parameter(torch.zeros(heads if lambda_form == "head" else 1, dtype=torch.float32))
         self.head_factor = 1.0 - self.lambda_init if head_scale else 1.0
         self._add_norm_and_gate(
             head_norm=head_norm, output_gate=output_gate, width=2 * self.head_dim, factor=self.head_factor
         )
         own = (type(self).lam, type(self)._finish) == (DifferentialAttentionV1.lam, DifferentialAttentionV1._finish)
-        self._is_published = own and head_norm and lambda_form == "exponential"  # ``step`` supports no other form
+        # ``step`` supports no other form
+        self._is_published = own and head_norm and lambda_form == "exponential" and second_map == "subtracted"
         if initialize:
             self.reset_added()
 
@@ -178,7 +185,8 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         super().check(given)
         for name in ("num_attention_heads", "num_key_value_heads"):
             check_even_maps(given[name], name)
-        check_lambda_form(given.get("lambda_form"), FORMS)
+        check_one_of("lambda_form", given.get("lambda_form"), FORMS)
+        check_one_of("second_map", given.get("second_map"), SECOND_MAPS)
         value = given.get("lambda_init")
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1):
             raise InputError(f"lambda_init must be a number from 0 and below 1, got {value!r}")
@@ -198,18 +206,24 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
 
     def reset_added(self) -> None:
         super().reset_added()
-        if self.lambda_form == "exponential":
+        if self._has_vectors:
             self.reset_lambda()
 
     def lam(self) -> Tensor:
-        """λ of the published form; in ablations λinit ("fixed") or λinit plus a learned number ("scalar").
+        """The factor with which the second map is subtracted: λ, -λ where the map is added, 0 where it does not count.
 
-        0-d, at least in fp32, or (H, 1) with one learned number per head ("head").
+        λ is that of the published form, or in ablations λinit ("fixed") or λinit plus a learned number ("scalar"). 0-d,
+        at least in fp32, or (H, 1) with one learned number per head ("head").
         """
-        if self.lambda_form == "exponential":
+        lam = self._lambda()
+        return -lam if self.second_map == "added" else lam
+
+    def _lambda(self) -> Tensor:
+        if self._has_vectors:
             return super().lam()
-        if self.lambda_form == "fixed":
-            return torch.tensor(self.lambda_init, dtype=torch.float32, device=self.q_proj.weight.device)
+        if self.lambda_form == "fixed" or self.second_map == "none":
+            value = 0.0 if self.second_map == "none" else self.lambda_init
+            return torch.tensor(value, dtype=torch.float32, device=self.q_proj.weight.device)
         learned = self.lambda_offset[:, None] if self.lambda_form == "head" else self.lambda_offset[0]
         return self.lambda_init + learned.to(torch.promote_types(learned.dtype, torch.float32))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from antiphase.errors import InputError
 from antiphase.layers.attention import AttentionLayer, CommonArguments
-from antiphase.layers.lambdas import check_even_maps, check_lambda_form
+from antiphase.layers.lambdas import check_even_maps, check_one_of
 from antiphase.ops.shapes import statistics_dtype
 
 FORMS = ("sigmoid", "linear", "fixed")
@@ -63,7 +63,7 @@ class DifferentialAttentionV2(AttentionLayer):
     def check(cls, given: Mapping[str, Any]) -> None:
         super().check(given)
         cls.check_pairs(given["num_attention_heads"], given["num_key_value_heads"])
-        check_lambda_form(given.get("lambda_form"), FORMS)
+        check_one_of("lambda_form", given.get("lambda_form"), FORMS)
 
     @classmethod
     def check_pairs(cls, maps: int, key_maps: int) -> None:

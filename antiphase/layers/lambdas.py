@@ -17,13 +17,13 @@ def lambda_init(layer_idx: int) -> float:
     return 0.8 - 0.6 * math.exp(-0.3 * layer_idx)
 
 
-def check_lambda_form(form: Any, forms: Sequence[str]) -> None:
+def check_one_of(name: str, given: Any, known: Sequence[str]) -> None:
     """
     Raises:
-        InputError: the parametrization of λ is not one of ``forms``.
+        InputError: a given form is not one of those known; the message names the argument.
     """
-    if form is not None and form not in forms:
-        raise InputError(f"lambda_form must be one of {', '.join(forms)}, got {form!r}{nearest(str(form), forms)}")
+    if given is not None and given not in known:
+        raise InputError(f"{name} must be one of {', '.join(known)}, got {given!r}{nearest(str(given), known)}")
 
 
 def check_even_maps(maps: int, name: str = "num_attention_heads") -> None:

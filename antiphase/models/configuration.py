@@ -107,6 +107,8 @@ class AntiphaseConfig(NamedFields):
         head_scale: whether to apply the factor 1 - λinit after it; None means yes ("differential" only).
         output_gate: whether to apply a sigmoid gate to every channel of the heads' outputs (Qiu et al., 2505.06708).
         sink_logits: whether each map has a learned logit in its softmax's denominator, as in gpt-oss ("softmax" only).
+        second_map: "subtracted", or as controls "added" or "none" (its weight is 0); None means subtracted
+            ("differential" only).
         num_noise_heads: number of second maps that the heads of a layer share (2510.06949, "differential" only); it
             must divide the number of heads and be a multiple of the number of value heads. None means one per head.
         dex_heads: heads of each layer that DEX extends (2505.16333, "softmax" only); None means none.
@@ -178,6 +180,7 @@ class AntiphaseConfig(NamedFields):
         head_scale: bool | None = None,
         output_gate: bool = False,
         sink_logits: bool = False,
+        second_map: str | None = None,
         num_noise_heads: int | None = None,
         dex_heads: list[list[int]] | None = None,
         dex_steps: int = 0,
@@ -214,7 +217,7 @@ class AntiphaseConfig(NamedFields):
         self.lambda_form, self.lambda_init = lambda_form, lambda_init
         self.head_norm, self.head_scale = head_norm, head_scale
         self.output_gate, self.sink_logits = output_gate, sink_logits
-        self.num_noise_heads = num_noise_heads
+        self.second_map, self.num_noise_heads = second_map, num_noise_heads
         self.dex_heads, self.dex_steps = dex_heads, dex_steps
         for name, value in variant.items():  # for kinds of attention registered by other packages
             setattr(self, name, value)

@@ -266,7 +266,7 @@ def attention_only(model: PreTrainedModel) -> int:
 
 
 def lambdas(model: PreTrainedModel) -> list[float] | None:
-    """λ of each layer (mean over its heads), or None for softmax attention and V2.
+    """The factor with which each layer subtracts its second map (mean over heads); None for softmax attention and V2.
 
     If the model is divided over processes, all of them must call this.
     """

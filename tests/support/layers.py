@@ -58,11 +58,15 @@ def formula(layer, x):
         first = (head // share) * (share + 1) + head % share
         second = (head // share) * (share + 1) + share
         lam = layer.lambda_init
-        if config.lambda_form in (None, "exponential"):
-            lam = layer.lam().double()  # in fp32, and tested by itself
+        if config.second_map == "none":
+            lam = 0.0
+        elif config.lambda_form in (None, "exponential"):
+            q1, k1, q2, k2 = (layer.get_parameter(f"lambda_{name}").double() for name in ("q1", "k1", "q2", "k2"))
+            lam = (q1 @ k1).exp() - (q2 @ k2).exp() + layer.lambda_init
         elif config.lambda_form != "fixed":
             lam = lam + state["lambda_offset"][head if config.lambda_form == "head" else 0]
-        row = weights(asked[i, first], i, 2 * group) - lam * weights(asked[i, second], i, 2 * group + 1)
+        sign = 1 if config.second_map == "added" else -1
+        row = weights(asked[i, first], i, 2 * group) + sign * lam * weights(asked[i, second], i, 2 * group + 1)
         return row @ torch.cat([values[: i + 1, 2 * group], values[: i + 1, 2 * group + 1]], dim=-1)
 
     def v2(head, i):

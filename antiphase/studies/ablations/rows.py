@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from antiphase.arms import Arm, Changes, differential, half_the_heads, map_width, softmax
 from antiphase.config import ModelSettings, Preset, RunSettings, arm_run
 from antiphase.errors import InputError, nearest
 from antiphase.layers.registry import ACROSS
@@ -18,16 +19,13 @@ from antiphase.typed import dotted
 RATIOS = (4, 3, 2)
 """Heads for each noise head in grouped differential attention; the first that divides the heads (the paper: 4 or 3)."""
 
-Changes = dict[str, Any]
-
 
 @dataclass(frozen=True)
 class Ablation:
     """A row of the table."""
 
     about: str
-    changes: Callable[[ModelSettings], Changes]
-    """Fields of the model that it sets; an InputError says why these sizes cannot have it."""
+    changes: Arm
     against: str | None = None
     """The row that it departs from."""
     paper: tuple[float, float, float] | None = None
@@ -36,66 +34,34 @@ class Ablation:
     """Whether the MLP's width compensates for parameters that only the row or only ``against`` has."""
 
 
-def _maps(model: ModelSettings) -> int:
-    return model.num_attention_heads
-
-
-def _keys(model: ModelSettings) -> int:
-    return model.num_key_value_heads or model.num_attention_heads
-
-
-def _width(model: ModelSettings) -> int:
-    return model.head_dim or model.hidden_size // model.num_attention_heads
-
-
-def _softmax(**more: Any) -> Callable[[ModelSettings], Changes]:
-    return lambda model: {"attention_type": "softmax", "num_key_value_heads": _keys(model), **more}
-
-
-def _differential(**more: Any) -> Callable[[ModelSettings], Changes]:
-    return lambda model: {"attention_type": "differential", "num_key_value_heads": _keys(model), **more}
-
-
-def _half_the_heads(**more: Any) -> Callable[[ModelSettings], Changes]:
+def _v2(kind: str = "differential_v2", **more: Any) -> Arm:
     def changes(model: ModelSettings) -> Changes:
-        if _maps(model) % 2 or _keys(model) % 2:
-            raise InputError("model.num_attention_heads and model.num_key_value_heads must be even to be halved")
-        return {
-            "attention_type": "softmax", "num_attention_heads": _maps(model) // 2,
-            "num_key_value_heads": _keys(model) // 2, "head_dim": 2 * _width(model), **more,
-        }  # fmt: skip
-
-    return changes
-
-
-def _v2(kind: str = "differential_v2", **more: Any) -> Callable[[ModelSettings], Changes]:
-    def changes(model: ModelSettings) -> Changes:
-        return {"attention_type": kind, "num_key_value_heads": _v2_keys(model), "head_dim": _width(model), **more}
+        return {"attention_type": kind, "num_key_value_heads": _v2_keys(model), "head_dim": map_width(model), **more}
 
     return changes
 
 
 def _v2_keys(model: ModelSettings) -> int:
     """Key heads of V2 and of its baselines: a quarter of the maps, which 1, 1.5 and 2 times its heads can share."""
-    maps = _maps(model)
+    maps = model.num_attention_heads
     return maps // 4 if maps % 8 == 0 else maps // 2
 
 
-def _softmax_beside_v2(factor: float) -> Callable[[ModelSettings], Changes]:
+def _softmax_beside_v2(factor: float) -> Arm:
     def changes(model: ModelSettings) -> Changes:
-        heads, keys = factor * _maps(model) / 2, _v2_keys(model)
+        heads, keys = factor * model.num_attention_heads / 2, _v2_keys(model)
         if heads % keys:
             raise InputError(f"{heads:g} softmax heads cannot share the {keys} keys of V2; it takes 8, 16, ... maps")
         return {
             "attention_type": "softmax", "num_attention_heads": int(heads), "num_key_value_heads": keys,
-            "head_dim": _width(model),
+            "head_dim": map_width(model),
         }  # fmt: skip
 
     return changes
 
 
 def _grouped(model: ModelSettings) -> Changes:
-    heads = _maps(model) // 2
+    heads = model.num_attention_heads // 2
     ratio = next((ratio for ratio in RATIOS if heads % ratio == 0), None)
     if ratio is None:
         raise InputError(f"{heads} differential heads are not a multiple of 2 or 3, so no noise head can be shared")
@@ -104,31 +70,33 @@ def _grouped(model: ModelSettings) -> Changes:
 
 
 ABLATIONS: dict[str, Ablation] = {
-    "softmax": Ablation("softmax attention", _softmax(), paper=(3.087, 0.898, 3.272)),
+    "softmax": Ablation("softmax attention", softmax(), paper=(3.087, 0.898, 3.272)),
     "softmax-half-heads": Ablation(
-        "half the heads, twice as wide", _half_the_heads(), "softmax", paper=(3.088, 0.899, 3.273)
+        "half the heads, twice as wide", half_the_heads(), "softmax", paper=(3.088, 0.899, 3.273)
     ),
     "softmax-half-heads-norm": Ablation(
-        "and a norm of each head", _half_the_heads(head_norm=True), "softmax", paper=(3.086, 0.899, 3.271)
+        "and a norm of each head", half_the_heads(head_norm=True), "softmax", paper=(3.086, 0.899, 3.271)
     ),
     "differential": Ablation(
-        "differential attention", _differential(), "softmax", paper=(3.062, 0.880, 3.247)
+        "differential attention", differential(), "softmax", paper=(3.062, 0.880, 3.247)
     ),
+    "added": Ablation("the second map added instead", differential(second_map="added"), "differential"),
+    "first-map": Ablation("the first map alone", differential(second_map="none"), "differential"),
     "no-norm": Ablation(
-        "no norm of each head", _differential(head_norm=False), "differential", paper=(3.122, 0.911, 3.309)
+        "no norm of each head", differential(head_norm=False), "differential", paper=(3.122, 0.911, 3.309)
     ),
     "lambda-init-0.8": Ablation(
-        "λinit 0.8 in every layer", _differential(lambda_init=0.8), "differential", paper=(3.065, 0.883, 3.250)
+        "λinit 0.8 in every layer", differential(lambda_init=0.8), "differential", paper=(3.065, 0.883, 3.250)
     ),
     "lambda-init-0.5": Ablation(
-        "λinit 0.5 in every layer", _differential(lambda_init=0.5), "differential", paper=(3.066, 0.882, 3.251)
+        "λinit 0.5 in every layer", differential(lambda_init=0.5), "differential", paper=(3.066, 0.882, 3.251)
     ),
-    "lambda-fixed": Ablation("λ = λinit, not learned", _differential(lambda_form="fixed"), "differential"),
-    "lambda-scalar": Ablation("λ a learned number", _differential(lambda_form="scalar"), "differential"),
-    "lambda-head": Ablation("λ a learned number by head", _differential(lambda_form="head"), "differential"),
-    "no-factor": Ablation("no factor 1 - λinit", _differential(head_scale=False), "differential"),
+    "lambda-fixed": Ablation("λ = λinit, not learned", differential(lambda_form="fixed"), "differential"),
+    "lambda-scalar": Ablation("λ a learned number", differential(lambda_form="scalar"), "differential"),
+    "lambda-head": Ablation("λ a learned number by head", differential(lambda_form="head"), "differential"),
+    "no-factor": Ablation("no factor 1 - λinit", differential(head_scale=False), "differential"),
     "no-norm-no-factor": Ablation(
-        "neither norm nor factor", _differential(head_norm=False, head_scale=False), "differential"
+        "neither norm nor factor", differential(head_norm=False, head_scale=False), "differential"
     ),
     "v2": Ablation("differential V2", _v2(), "softmax-2h"),
     "softmax-1h": Ablation("softmax, V2's number of heads", _softmax_beside_v2(1), "v2"),
@@ -137,8 +105,8 @@ ABLATIONS: dict[str, Ablation] = {
     "v2-across": Ablation("V2, pairs read different keys", _v2(ACROSS), "v2"),
     "v2-no-lambda": Ablation("V2 without λ", _v2(lambda_form="fixed"), "v2"),
     "v2-no-sigmoid": Ablation("V2, λ without its sigmoid", _v2(lambda_form="linear"), "v2"),
-    "gated": Ablation("gated softmax (2505.06708)", _softmax(output_gate=True), "softmax", equal=True),
-    "sink-logits": Ablation("learned sink logits", _softmax(sink_logits=True), "softmax", equal=True),
+    "gated": Ablation("gated softmax (2505.06708)", softmax(output_gate=True), "softmax", equal=True),
+    "sink-logits": Ablation("learned sink logits", softmax(sink_logits=True), "softmax", equal=True),
     "grouped": Ablation("grouped differential (2510.06949)", _grouped, "differential", equal=True),
 }  # fmt: skip
 """All rows, in the order of the table."""

@@ -366,7 +366,7 @@ def _summed(config: AntiphaseConfig, step: Step) -> int:
         return 0
     outputs = (3 if step.is_checkpointed else 2) * step.width
     shared = (2 if config.attention_type == "differential" else 1) * config.head_dim if has_head_norm(config) else 0
-    if config.attention_type == "differential":
+    if config.attention_type == "differential" and config.second_map != "none":
         shared += {"exponential": 4 * config.head_dim, "scalar": 1}.get(config.lambda_form or "exponential", 0)
     shared += 2 * config.head_dim * config.use_qk_norm
     shared += config.hidden_size * (config.attention_bias + config.mlp_bias)

@@ -1,0 +1,194 @@
+"""Train the runs of ``programme.yaml`` that have no record yet, one after the other.
+
+    python benchmarks/programme_runs.py --studies a/rates,a/runs --minutes 25
+
+A finished run is a line of ``docs/records/programme/STUDY.jsonl``. A study's runs start when its claim is written
+(``claim.json`` in the same folder). An interrupted run continues from its checkpoint in ``runs/programme``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from antiphase.config import RunSettings, arm_run, load_preset
+from antiphase.errors import DivergedError, InputError, Interrupted
+from antiphase.records import Record, finite
+from antiphase.studies.runs import RunResult, run_of
+from antiphase.studies.training_run import train_run
+
+STUDIES = Path(__file__).with_name("programme.yaml")
+RECORDS = Path("docs/records/programme")
+WORK = Path("runs/programme")
+LEARNED = 0.5
+"""First-query accuracy at which a run counts as having learned to retrieve."""
+ENVIRONMENT = ("revision", "processor", "torch")
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run of a study."""
+
+    study: str
+    arm: str
+    rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.arm}-rate{self.rate:g}-seed{self.seed}"
+
+
+def studies() -> dict[str, Any]:
+    """The studies by name, in the order in which they run."""
+    return yaml.safe_load(STUDIES.read_text("utf-8"))
+
+
+def lines(name: str) -> list[Line]:
+    """The finished runs of a study. A line that a kill cut off has no end and is left out."""
+    path = RECORDS / f"{name}.jsonl"
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
+
+
+def runs_of(name: str, known: Mapping[str, Any]) -> Iterator[Run]:
+    """All arms of a seed, each at its rates, then the next seed.
+
+    Raises:
+        InputError: the study that chooses the rates has runs left, or an arm's best rate is at the edge of its grid.
+    """
+    study = known[name]
+    rates = {arm: list(map(float, study["rates"])) for arm in study["arms"]} if "rates" in study else {}
+    if "rates_from" in study:
+        source = study["rates_from"]
+        if left := len(remaining(source, known)):
+            raise InputError(f"{name} waits for {left} runs of {source}")
+        rates = {arm: [best_rate(arm, source, known[source])] for arm in study["arms"]}
+    for seed in study["seeds"]:
+        yield from (Run(name, arm, rate, seed) for arm in study["arms"] for rate in rates[arm])
+
+
+def remaining(name: str, known: Mapping[str, Any]) -> list[Run]:
+    """The runs of a study that have no record."""
+    done = {(line["arm"], line["rate"], line["seed"]) for line in lines(name)}
+    return [run for run in runs_of(name, known) if (run.arm, run.rate, run.seed) not in done]
+
+
+def best_rate(arm: str, name: str, study: Mapping[str, Any]) -> float:
+    """The rate with which the arm's runs learned soonest, or had the lowest loss, on average over seeds.
+
+    Raises:
+        InputError: it is the lowest or the highest that was tried, so there may be a better one.
+    """
+    scores: dict[float, list[float]] = {}
+    for line in lines(name):
+        if line["arm"] == arm:
+            score = steps_to(line, LEARNED) if study["chosen_by"] == "steps" else line["loss"]
+            scores.setdefault(line["rate"], []).append(math.inf if score is None else score)
+    means = {rate: fmean(values) for rate, values in scores.items()}
+    best = min(means, key=means.__getitem__)
+    if best in (min(means), max(means)):
+        raise InputError(f"{arm}: the best rate of {name}, {best:g}, is at the edge of its grid; extend the grid")
+    return best
+
+
+def steps_to(line: Line, accuracy: float) -> int | None:
+    """The first evaluated step with more than this accuracy; None if there is none."""
+    return next((step for step, reached, _ in line["curve"] if reached > accuracy), None)
+
+
+def settings_of(run: Run, study: Mapping[str, Any], data: Sequence[str], validation: Sequence[str]) -> RunSettings:
+    """All settings of a run; with synthetic data there are no paths."""
+    changes = [f"{key}={json.dumps(value)}" for key, value in study.get("settings", {}).items()]
+    changes += [f"compare.arms={json.dumps([run.arm])}", f"training.learning_rate={run.rate!r}"]
+    if load_preset(study["base"], changes).run.data.source == "synthetic":
+        data = validation = ()
+    preset = load_preset(study["base"], changes, data=data, validation=validation)
+    settings = arm_run(preset.run, preset.compare, run.arm, seed=run.seed)
+    cache = str(WORK / "tokens") if data else None
+    return replace(settings, data=replace(settings.data, cache=cache))
+
+
+def execute(run: Run, settings: RunSettings) -> Line:
+    """Train the run, or resume it; the values of its line."""
+    place = WORK / run.study / run.name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        record = train_run(settings, place, resume=place.exists())
+    except DivergedError:
+        record = Record.load(place)
+    found = run_of(record)
+    return {
+        "arm": run.arm, "rate": run.rate, "seed": run.seed, "parameters": found.parameters, "tokens": found.tokens,
+        "seconds": round(found.seconds, 1), "loss": found.final.loss, "accuracy": found.final.accuracy,
+        "curve": curve(found), "lambdas": found.lambdas,
+        **{name: record.environment.get(name) for name in ENVIRONMENT}, "created": record.created,
+    }  # fmt: skip
+
+
+def curve(found: RunResult) -> list[tuple[int, float | None, float | None]]:
+    """Step, first-query accuracy and held-out loss of every evaluation."""
+    return [(point.step, point.accuracy, point.loss and round(point.loss, 5)) for point in found.curve]
+
+
+def append(name: str, line: Line) -> None:
+    """Add a line to a study's file; a part of a line that a kill left is removed first."""
+    path = RECORDS / f"{name}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+        file.write((json.dumps(finite(line), ensure_ascii=False, allow_nan=False) + "\n").encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def main() -> None:
+    """Train the remaining runs, until ``--minutes`` are over."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", action="append", default=[], help="text to train on; repeatable")
+    parser.add_argument("--validation", action="append", default=[], help="text that is held out; repeatable")
+    parser.add_argument("--studies", help="comma-separated names; all in their order if left out")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
+    given = parser.parse_args()
+    console, known = Console(highlight=False), studies()
+    names = given.studies.split(",") if given.studies else list(known)
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"--studies: unknown study {unknown[0]!r}; known: {', '.join(known)}")
+    started = time.monotonic()
+    for name in names:
+        claim = RECORDS / name.partition("/")[0] / "claim.json"
+        if not claim.is_file():
+            parser.error(f"{name}: write its claim before its runs, into {claim}")
+        try:
+            left = remaining(name, known)
+            console.print(f"{name}: {len(left)} runs have no record yet")
+            for run in left:
+                if time.monotonic() - started > 60 * given.minutes:
+                    return
+                line = execute(run, settings_of(run, known[name], given.data, given.validation))
+                append(name, line)
+                console.print(f"{name}/{run.name}: {line['seconds']} s, 50 % after {steps_to(line, LEARNED)} steps")
+        except Interrupted:
+            console.print("stopped; the same command continues from the checkpoint")
+            raise SystemExit(130) from None
+        except InputError as error:
+            console.print(str(error))
+
+
+if __name__ == "__main__":
+    main()
