@@ -88,7 +88,7 @@ FORMS = {
     "differential_v2": {"attention_type": "differential_v2", "num_attention_heads": 8, "num_key_value_heads": 2},
     "window": {"attention_type": "differential", "sliding_window": 4},
     "parts": {"attention_type": "differential", "lambda_form": "head", "head_norm": False, "num_noise_heads": 2,
-              "output_gate": True},
+              "output_gate": True, "second_map": "added"},
     "across": {"attention_type": "differential_v2_across", "num_key_value_heads": 2},
     "dex": {"attention_type": "softmax", "dex_heads": [[0, 2], [1], []]},
     "qwen3-v1": {"attention_type": "differential", "use_qk_norm": True, "qkv_bias": True},
