@@ -172,14 +172,14 @@ def best_of(sources: Sequence[str], arms: Sequence[str] | None = None) -> Choice
     return Choice({"start": start, "rate": rate}, starts[start] | rates[rate])
 
 
-def block_losses(folder: Path, settings: RunSettings) -> dict[str, list[float]] | None:
+def block_losses(folder: Path, settings: RunSettings, tokens: Path = WORK / "tokens") -> dict[str, list[float]] | None:
     """Held-out loss of each block of text in nats per token, by document, so that runs can be compared block by block.
 
     None for runs on the synthetic task.
     """
     if settings.data.source == "synthetic":
         return None
-    data = prepare(settings.data, WORK / "tokens")
+    data = prepare(settings.data, tokens)
     text = data.validation_text
     assert text is not None
     batch = data.validation(settings.evaluation.validation_sequences)

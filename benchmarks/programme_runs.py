@@ -1,6 +1,7 @@
 """Train the runs of ``programme.yaml`` that have no record yet, one after the other.
 
-    python benchmarks/programme_runs.py --studies a/rates,a/runs --minutes 25
+    python benchmarks/programme_runs.py --minutes 25 \
+        --data ../shared/data/books/train --validation ../shared/data/books/validation-authors
 
 A finished run is a line of ``docs/records/programme/STUDY.jsonl``. A study's runs start when its claim is written
 (``claim.json`` in the same folder). An interrupted run continues from its checkpoint in ``runs/programme``.
@@ -20,6 +21,7 @@ from statistics import fmean
 from typing import Any
 
 import yaml
+from evidence import block_losses
 from rich.console import Console
 
 from antiphase.config import RunSettings, arm_run, load_preset
@@ -117,6 +119,8 @@ def settings_of(run: Run, study: Mapping[str, Any], data: Sequence[str], validat
     changes += [f"compare.arms={json.dumps([run.arm])}", f"training.learning_rate={run.rate!r}"]
     if load_preset(study["base"], changes).run.data.source == "synthetic":
         data = validation = ()
+    if study.get("held_out") == "cut":
+        validation = ()
     preset = load_preset(study["base"], changes, data=data, validation=validation)
     settings = arm_run(preset.run, preset.compare, run.arm, seed=run.seed)
     cache = str(WORK / "tokens") if data else None
@@ -135,14 +139,25 @@ def execute(run: Run, settings: RunSettings) -> Line:
     return {
         "arm": run.arm, "rate": run.rate, "seed": run.seed, "parameters": found.parameters, "tokens": found.tokens,
         "seconds": round(found.seconds, 1), "loss": found.final.loss, "accuracy": found.final.accuracy,
-        "curve": curve(found), "lambdas": found.lambdas,
+        "curve": curve(found), "lambdas": found.lambdas, "by_document": by_document(place, settings, record),
         **{name: record.environment.get(name) for name in ENVIRONMENT}, "created": record.created,
     }  # fmt: skip
 
 
-def curve(found: RunResult) -> list[tuple[int, float | None, float | None]]:
+def curve(found: RunResult) -> list[list[float | None]]:
     """Step, first-query accuracy and held-out loss of every evaluation."""
-    return [(point.step, point.accuracy, point.loss and round(point.loss, 5)) for point in found.curve]
+    return [
+        [point.step, *(value if value is None else round(value, 5) for value in (point.accuracy, point.loss))]
+        for point in found.curve
+    ]
+
+
+def by_document(place: Path, settings: RunSettings, record: Record) -> dict[str, float] | None:
+    """Held-out loss of each document, nats per token; None for symbols, or if the run diverged."""
+    if record.values.get("diverged"):
+        return None
+    losses = block_losses(place, settings, WORK / "tokens")
+    return None if losses is None else {document: round(fmean(blocks), 5) for document, blocks in losses.items()}
 
 
 def append(name: str, line: Line) -> None:
