@@ -2,13 +2,13 @@
 
 A context consists of an instruction, a haystack with N needles between its sentences, and one question that asks for
 the numbers of R cities. It is text, so that models with different tokenizers read the same; its length is measured in
-tokens of one of them. Wording and cities are those of ``retrieval.TextLanguage``, on which models are trained.
+tokens of one of them. A needle lies between two words if no sentence ends near its depth. Wording and cities are those
+of ``retrieval.TextLanguage``, on which models are trained.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,13 +27,14 @@ from antiphase.data.retrieval import (
     opening_of,
     question,
 )
+from antiphase.data.sentences import cut_near, sentence_ends, with_cuts
 from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
 
 MOST_CHARACTERS = 1 << 24
 """Number of characters at the beginning of a corpus from which haystacks are cut."""
-SENTENCE_END = re.compile(r"[.!?。！？]['\"”’)\]]*(?=\s)|(?<=\S)(?=\n\s*\n)")
-"""Where a needle may be inserted: after a sentence or a paragraph."""
+DEPTH_TOLERANCE = 0.1
+"""Share of the filler by which a needle may lie off its depth, so that it stands between sentences."""
 DENSITY_SAMPLE = 1 << 16
 """Number of characters from which the average length of a token is estimated."""
 LENGTH_TOLERANCE = 8
@@ -103,7 +104,8 @@ class Haystack:
         self.tokenizer = tokenizer
         sample = self.text[:DENSITY_SAMPLE]
         self.density = len(sample) / max(1, len(encode(tokenizer, sample)))  # characters per token
-        self.places = sorted({0, *(found.end() for found in SENTENCE_END.finditer(self.text)), len(self.text)})
+        ends = sentence_ends(self.text, wrapped=True)
+        self.places = sorted({0, *with_cuts(self.text, ends), len(self.text)})
 
     def contexts(self, cell: Cell, count: int, *, seed: int) -> list[Context]:
         """``count`` contexts, which depend only on the corpus, the tokenizer, the cell and the seed.
@@ -197,6 +199,9 @@ class Haystack:
             target = first + depth * (last - first)
             after = bisect_left(places, target)
             near = min(places[max(0, after - 1) : after + 1], key=lambda place: abs(place - target))
+            reach = DEPTH_TOLERANCE * (last - first)
+            if abs(near - target) > reach:
+                near = cut_near(self.text, round(target), int(reach))
             chosen.append((near, depth, index))
         parts: list[tuple[str, str]] = [("instruction", INSTRUCTION)]
         done, order = first, sorted(chosen)

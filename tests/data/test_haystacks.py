@@ -1,10 +1,20 @@
 """Contexts in plain text: the length asked for, needles between sentences at their depth, spans without gaps."""
 
+import random
 from itertools import pairwise
 
 import pytest
 
-from antiphase.data.haystacks import LENGTH_TOLERANCE, Cell, Haystack, encode, output_tokens, prompt_batch, prompt_ids
+from antiphase.data.haystacks import (
+    DEPTH_TOLERANCE,
+    LENGTH_TOLERANCE,
+    Cell,
+    Haystack,
+    encode,
+    output_tokens,
+    prompt_batch,
+    prompt_ids,
+)
 from antiphase.data.retrieval import CITIES, INSTRUCTION, SPANS, needle, question
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
@@ -75,6 +85,25 @@ def test_the_first_asked_needle_lies_at_its_depth(haystack, depth):
         if depth in (0.0, 1.0):
             assert share == depth
             assert context.numbers[-1 if depth else 0] == context.answers[0]
+
+
+@pytest.mark.parametrize(
+    "end", ["。", "。\n\n", " ", ""], ids=["sentences", "paragraphs", "spaces", "nothing between characters"]
+)
+def test_in_any_script_contexts_begin_in_many_places_and_needles_lie_at_their_depth(end):
+    generator = random.Random(0)
+    letters = [chr(0x4E00 + number) for number in range(200)]
+    text = "".join("".join(generator.choices(letters, k=generator.randint(8, 40))) + end for _ in range(400))
+    haystack = Haystack([text], train_tokenizer([text], 500))
+    starts = set()
+    for depth in (0.25, 0.5, 0.75):
+        for context in haystack.contexts(cell(1, 1, 900, depth), 6, seed=0):
+            fillers = [(start, stop) for name, start, stop in context.spans if name == "filler"]
+            at = next(start for name, start, _ in context.spans if name == "answer")
+            before = sum(stop - start for start, stop in fillers if stop <= at)
+            assert before / sum(stop - start for start, stop in fillers) == pytest.approx(depth, abs=DEPTH_TOLERANCE)
+            starts.add(context.text[fillers[0][0] :][:30])
+    assert len(starts) > 9
 
 
 def test_without_a_depth_the_needle_lies_anywhere(haystack):

@@ -36,6 +36,8 @@ def test_sentences_end_where_they_do():
     assert first_sentences("no stop at all", 3) == "no stop at all"
     assert first_sentences('He said: "Go!" Then J. Smith left.', 1) == 'He said: "Go!"'
     assert first_sentences("") == ""
+    assert first_sentences("他们来了。我们走了。天黑了。下雨了。", 3) == "他们来了。我们走了。天黑了。"
+    assert len(first_sentences("天" * 5000, 3)) < 5000 / 2  # no stop, but not the whole text either
 
 
 def test_coverage_counts_different_content_words():

@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from antiphase.data.sentences import sentence_ends, with_cuts
+
 WORD = re.compile(r"\w+(?:(?!['’]s\b)['’.,-]\w+)*")
-SENTENCE_END = re.compile(
-    r"(?<!\b[A-Z])(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bNo)[.!?]['\"”’)]*(?=\s|$)|\n"
-)
 COPIED_RUN = 4
 """Number of consecutive words that count as copied; all words of a shorter text."""
 FUNCTION_WORDS = frozenset(
@@ -75,7 +74,7 @@ def entities(text: str, context: str = "") -> list[str]:
 
 def _starts(text: str) -> set[int]:
     """Positions of the first word of each sentence."""
-    ends = [0, *(match.end() for match in SENTENCE_END.finditer(text))]
+    ends = [0, *sentence_ends(text)]
     return {match.start() for end in ends if (match := WORD.search(text, end))}
 
 
@@ -114,16 +113,8 @@ def copied_share(output: str, context: str) -> float:
 
 def first_sentences(text: str, count: int = 3) -> str:
     """The first sentences of a text, as the output of a faithful system that understands nothing."""
-    found, start = [], 0
-    for match in SENTENCE_END.finditer(text):
-        if text[start : match.end()].strip():
-            found.append(text[start : match.end()].strip())
-        start = match.end()
-        if len(found) == count:
-            return " ".join(found)
-    if text[start:].strip():
-        found.append(text[start:].strip())
-    return " ".join(found)
+    ends = with_cuts(text, sentence_ends(text))[:count]
+    return " ".join(text[: ends[-1] if len(ends) == count else len(text)].split())
 
 
 def with_wrong_entity(text: str, context: str, pool: Sequence[str], generator: torch.Generator) -> str | None:
