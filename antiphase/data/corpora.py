@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from antiphase.errors import InputError
 from antiphase.reading.files import reading, whole_text
 
 COLUMN_REMEDY = "name the one that holds the text with --set data.text_field=NAME"
+ROWS_CHECKED = 1000
+"""Number of rows of a table whose columns are checked before all are read."""
 FINGERPRINT_FORMAT = b"antiphase corpus 1\n"
 
 
@@ -109,65 +112,88 @@ def texts_of(parts: Iterable[Part], text_field: str | None = None, flag: str = "
 
 
 def check_columns(sources: Iterable[Files | HubDataset], text_field: str | None, flag: str) -> None:
-    """Read the first row of every table, so that a missing column is found before hours of tokenization.
+    """Read the first rows of every table, so that most wrong columns are found before hours of tokenization.
 
     Raises:
-        InputError: a table has no column of text, or cannot be read.
+        InputError: a table has no column of text, or several, or cannot be read.
     """
     for source in sources:
         for part in whole_parts(source):
             if isinstance(part.place, HubDataset) or kind_of(part.place) != ".txt":
-                next(_texts(part, text_field, flag), None)
+                has_types = isinstance(part.place, Path) and kind_of(part.place) == ".parquet"
+                for _ in islice(_texts(part, text_field, flag), 1 if has_types else ROWS_CHECKED):
+                    pass
 
 
 def _texts(part: Part, text_field: str | None, flag: str) -> Iterator[str]:
     place = part.place
     if isinstance(place, HubDataset):
         rows = hub_rows(place, flag, part=None if part.end is None else part.start)
-        first = next(hub_rows(place, flag), None) if part.start else None
-        yield from _of_column(rows, text_field, first)
+        yield from _of_column(rows, part, text_field, _strings, hub_rows(place, flag))
         return
     kind = kind_of(place)
     if kind == ".parquet":
         yield from _parquet_texts(part, place, text_field, flag)
     elif kind == ".jsonl":
         rows = json_rows(place, flag, start=part.start, end=part.end, first=part.line)
-        first = next(json_rows(place, flag), None) if part.start else None
-        yield from _of_column(rows, text_field, first)
+        yield from _of_column(rows, part, text_field, _strings, json_rows(place, flag))
     elif kind in DELIMITERS:
-        yield from _csv_texts(place, DELIMITERS[kind], text_field, flag)
+        yield from _csv_texts(part, place, DELIMITERS[kind], text_field, flag)
     else:
         yield whole_text(place, flag, start=part.start, end=part.end)
 
 
+Rows = Iterable[tuple[str, dict[str, Any]]]
+
+
 def _of_column(
-    rows: Iterable[tuple[str, dict[str, Any]]], text_field: str | None, first: tuple[str, dict[str, Any]] | None = None
+    rows: Rows, part: Part, text_field: str | None, strings: Callable[[dict[str, Any]], list[str]], whole: Rows
 ) -> Iterator[str]:
-    """The texts of rows; the first row determines the column, or that of the file if these are not its first."""
-    column = None if first is None else _column_of_row(*first, text_field)
+    """The texts of a part's rows.
+
+    Args:
+        strings: the columns of a row that hold text.
+        whole: all rows of the table, which determine the column.
+
+    Raises:
+        InputError: no column holds text; or several do, in whatever rows, and none of them is asked for or ``text``.
+    """
+    column = _first_column(whole, text_field, strings) if part.start else None
+    first: tuple[str, dict[str, Any]] | None = None
     for place, row in rows:
+        first = first or (place, row)
+        column = column or _first_column([(place, row)], text_field, strings)
         if column is None:
-            column = _column_of_row(place, row, text_field)
+            continue  # no row has had a text so far
+        if text_field is None and column != "text" and any(name != column for name in strings(row)):
+            raise _undecided("several columns hold text", row, place)
         yield _cell(row, column, place)
+    if column is None and first is not None and part.end is None:
+        raise _undecided("no column holds text", first[1], first[0])
 
 
-def _column_of_row(place: str, row: dict[str, Any], text_field: str | None) -> str:
-    strings = [name for name, value in row.items() if isinstance(value, str)]
-    return _column(list(row), strings, text_field, place)
+def _first_column(rows: Rows, text_field: str | None, strings: Callable[[dict[str, Any]], list[str]]) -> str | None:
+    """The column that the first row with a text determines; None if no row has any."""
+    for place, row in rows:
+        found = strings(row)
+        if found or text_field is not None or "text" in row or len(row) == 1:
+            return _column(list(row), found, text_field, place)
+    return None
 
 
-def _csv_texts(path: Path, delimiter: str, text_field: str | None, flag: str) -> Iterator[str]:
-    column = None
+def _strings(row: dict[str, Any]) -> list[str]:
+    return [name for name, value in row.items() if isinstance(value, str)]
 
+
+def _csv_texts(part: Part, path: Path, delimiter: str, text_field: str | None, flag: str) -> Iterator[str]:
     def check(names: list[str], place: str) -> None:
         if text_field is not None:
             _column(names, names, text_field, place)
 
-    for place, row in csv_rows(path, delimiter, flag, see_header=check):
-        if column is None:
-            strings = [name for name, value in row.items() if not _is_number(value)]
-            column = _column(list(row), strings, text_field, place)
-        yield row[column]
+    def strings(row: dict[str, Any]) -> list[str]:
+        return [name for name, value in row.items() if value.strip() and not _is_number(value)]
+
+    yield from _of_column(csv_rows(path, delimiter, flag, see_header=check), part, text_field, strings, ())
 
 
 def _is_number(value: str) -> bool:
@@ -198,8 +224,11 @@ def _column(columns: list[str], strings: list[str], text_field: str | None, plac
     for names in (columns, strings):
         if len(names) == 1:
             return names[0]
-    found = "several columns hold text" if strings else "no column holds text"
-    raise InputError(f"{place}: {found} (columns: {listed}); {COLUMN_REMEDY}")
+    raise _undecided("several columns hold text" if strings else "no column holds text", columns, place)
+
+
+def _undecided(found: str, columns: Iterable[str], place: str) -> InputError:
+    return InputError(f"{place}: {found} (columns: {', '.join(columns) or 'none'}); {COLUMN_REMEDY}")
 
 
 def _cell(row: dict[str, Any], column: str, place: str) -> str:

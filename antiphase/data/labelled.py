@@ -6,6 +6,9 @@ Besides the tables of ``files``:
   ``HUM:ind Who was Galileo ?``, rows also have ``coarse``, the part before it
 - ``.json``: a list of objects or of ``[text, label]`` pairs, one such list per split, or SQuAD's nested articles
 - one plain text file per label, one text per line
+
+A null, whether in a column or inside a list, is an empty text. Who reads a row decides what may be empty: a text may; a
+label, an option, a right answer or one side of a pair may not, nor consist of white space.
 """
 
 from __future__ import annotations
@@ -76,7 +79,22 @@ def labelled_rows(
             json.dumps(row.values, ensure_ascii=False, default=str).encode()
         except UnicodeEncodeError:
             raise InputError(f"{row.place}: the text contains an unpaired surrogate; use valid Unicode") from None
-    return rows
+    return [Row(row.place, _without_nulls(row.values)) for row in rows]
+
+
+def _without_nulls(value: Any) -> Any:
+    """A value of a row, with an empty text in place of each null."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_without_nulls(part) for part in value]
+    return "" if value is None else value
+
+
+def warn_of_empty(places: Sequence[str]) -> None:
+    """One warning about the rows whose text is empty, if there are any."""
+    if places:
+        logger.warning("%s: the text is empty (%d such rows); it is kept", places[0], len(places))
 
 
 def column_of(path: str, *, flag: str = "--data") -> list[str]:

@@ -15,7 +15,7 @@ from jinja2 import StrictUndefined, TemplateError, UndefinedError
 from transformers import PreTrainedTokenizerBase
 
 from antiphase.config import RunSettings
-from antiphase.data.labelled import Row, column_of, labelled_rows
+from antiphase.data.labelled import Row, column_of, labelled_rows, warn_of_empty
 from antiphase.data.tokenization import in_chat, last_words, line_breaks, opened_tokens, tokens_after
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
@@ -187,7 +187,10 @@ class LabelledTask:
 
     def label(self, row: Row) -> str:
         """The label of a row in a classification task."""
-        return str(self._value(self.target, "target", row))
+        label = str(self._value(self.target, "target", row))
+        if not label.strip():
+            raise InputError(f"{row.place}: there is no label; write one, or leave the row out with keep")
+        return label
 
     def _read(self) -> None:
         settings = self.settings
@@ -211,6 +214,13 @@ class LabelledTask:
             self.pool, self.has_own_examples = self._kept(shown), own.isdisjoint(row.place for row in shown)
         if settings.kind == "classification":
             self.labels = self._labels([*self.rows, *(self.pool if self.has_own_examples else [])])
+        with_empty = [row for row in self.rows if "" in row.values.values()]
+        warn_of_empty([row.place for row in with_empty if not self._shows_text(row)])
+
+    def _shows_text(self, row: Row) -> bool:
+        """Whether any text of a row occurs in its prompt."""
+        prompt = self._prompt(row)
+        return any(text and text in prompt for text in _texts(row.values))
 
     def _rows(self, given: Any, split: str | None) -> list[Row]:
         latin = self.settings.encoding == "latin-1"
@@ -231,7 +241,7 @@ class LabelledTask:
         return str(local) if local.exists() else str(given)
 
     def _labels(self, rows: Sequence[Row]) -> dict[str, str]:
-        found = dict.fromkeys(str(self._value(self.target, "target", row)) for row in rows)
+        found = dict.fromkeys(self.label(row) for row in rows)
         given = self.settings.labels
         if given:
             if unknown := [label for label in found if label not in given]:
@@ -279,14 +289,18 @@ class LabelledTask:
 
     def _options(self, row: Row) -> tuple[list[str], int]:
         """Possible answers and the index of the correct one; for an open question, the correct answers."""
-        value = self._value(self.target, "target", row)
         if self.settings.kind == "classification":
-            names = list(self.labels)
-            return list(self.labels.values()), names.index(str(value))
+            return list(self.labels.values()), list(self.labels).index(self.label(row))
+        value = self._value(self.target, "target", row)
         if self.settings.kind == "answer":
             answers = [str(v) for v in (value if isinstance(value, (list, tuple)) else [value])]
             if not answers or not any(answer.strip() for answer in answers):
                 raise InputError(f"{row.place}: there is no right answer")
+            if not all(answer.strip() for answer in answers):
+                raise InputError(
+                    f"{row.place}: one of the right answers is empty; remove it, or leave such answers out with "
+                    "target: answers | map('trim') | select | list"
+                )
             return answers, 0
         listed = self._value(self.choices, "choices", row)
         if not isinstance(listed, (list, tuple)) or len(listed) < 2:
@@ -297,7 +311,10 @@ class LabelledTask:
             target = -1
         if not 0 <= target < len(listed):
             raise InputError(f"{row.place}: target must be a number from 0 to {len(listed) - 1}, got {value!r}")
-        return [str(choice) for choice in listed], target
+        choices = [str(choice) for choice in listed]
+        if empty := [number for number, choice in enumerate(choices) if not choice.strip()]:
+            raise InputError(f"{row.place}: choice {empty[0]} is empty; write it, or leave the row out with keep")
+        return choices, target
 
     def _joined(self, prompt: str, option: str) -> str:
         """The text of an option, as it is written after a prompt."""

@@ -17,6 +17,7 @@ from datasets.exceptions import DatasetNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from antiphase.data import parts as parts_of_files
 from antiphase.data.corpora import documents, fingerprint, texts_of
 from antiphase.data.files import is_same_part, sources
 from antiphase.data.parts import shards_of
@@ -225,6 +226,50 @@ def test_the_column_is_text_or_the_only_one_of_strings(tmp_path):
     assert "no column holds text" in message([write_parquet(tmp_path / "n.parquet", {"a": [1], "b": [2]})])
 
 
+SOME_NULL = [
+    [{"title": "A", "body": None}, {"title": "B", "body": "a long text"}],
+    [{"title": "B", "body": "a long text"}, {"title": "A", "body": None}],
+    [{"title": None, "body": None}, {"title": None, "body": "one"}, {"title": "B", "body": None}],
+    [{"title": None, "body": None}, {"title": None, "body": "one"}, {"title": None, "body": "two"}],
+    [{"title": None, "body": None}, {"title": None, "body": None}],
+]
+"""Rows of tables; the last but one has one column of text, and the last none."""
+
+
+def read_as(kind, folder, rows):
+    """What a table of these rows gives, or the end of the message that refuses it."""
+    path = folder / f"a{kind}"
+    if kind == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif kind == ".csv":
+        path.write_text("title,body\n" + "".join(f"{row['title'] or ''},{row['body'] or ''}\n" for row in rows))
+    try:
+        return list(documents([str(path)]))
+    except InputError as error:
+        return str(error).partition(": ")[2]
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".csv"])
+@pytest.mark.parametrize("rows", SOME_NULL)
+def test_all_rows_decide_which_column_holds_the_text(tmp_path, kind, rows):
+    holding = {name for row in rows for name, value in row.items() if value is not None}
+    if len(holding) == 1:
+        assert read_as(kind, tmp_path, rows) == [row["body"] for row in rows if row["body"]]
+    else:
+        found = "several columns hold" if holding else "no column holds"
+        assert read_as(kind, tmp_path, rows).startswith(f"{found} text (columns: title, body)")
+
+
+def test_a_later_part_of_a_file_has_the_column_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts_of_files, "SHARD", 60)
+    monkeypatch.setattr(parts_of_files, "CHUNK", 20)
+    rows = [{"n": 1, "body": None}] * 9 + [{"n": 2, "body": "here"}] + [{"n": 3, "body": None}] * 9
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    shards = shards_of(sources([path], "--data"), "--data", None)
+    assert len(shards) > 3
+    assert [text for shard in shards for text in texts_of(shard)] == ["here"]
+
+
 def test_null_and_empty_rows_are_left_out(tmp_path):
     path = write(tmp_path / "a.jsonl", '{"text": null, "id": "x"}\n{"text": ""}\n{"text": " "}\n{"text": "kept"}\n')
     assert list(documents([path])) == ["kept"]
@@ -343,8 +388,8 @@ def test_a_hub_dataset_is_streamed_by_name_configuration_and_split(monkeypatch):
     assert "title, text" in message(["nobody-here/poems"], text_field="body")
 
 
-def test_all_parts_of_a_hub_dataset_have_the_column_that_its_first_row_determines(monkeypatch):
-    files = [{"body": "one", "note": None}], [{"body": "two", "note": "x"}]
+def test_all_parts_of_a_hub_dataset_have_the_column_of_its_first_text(monkeypatch):
+    files = [{"body": "one", "note": None}], [{"body": None, "note": None}, {"body": "two", "note": None}]
 
     def load_dataset(*arguments, **options):
         return datasets.IterableDataset.from_generator(lambda files: iter(files[0]), gen_kwargs={"files": list(files)})
@@ -353,6 +398,9 @@ def test_all_parts_of_a_hub_dataset_have_the_column_that_its_first_row_determine
     parts = [part for shard in shards_of(sources(["nobody-here/poems"], "--data"), "--data", None) for part in shard]
     assert len(parts) == 2
     assert [list(texts_of([part])) for part in parts] == [["one"], ["two"]]
+    files[1].append({"body": "three", "note": "x"})
+    with pytest.raises(InputError, match=r"several columns hold text \(columns: body, note\)"):
+        list(texts_of(parts))
 
 
 @pytest.mark.parametrize(("other", "same"), [

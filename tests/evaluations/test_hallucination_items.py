@@ -166,6 +166,10 @@ def test_rows_of_either_kind_are_read(tmp_path):
     ({"document": 3, "summary": "x"}, "line 1: the text is empty or not text"),
     ({"document": "A text.", "summary": ""}, "there is no right summary"),
     ({"document": "A text.", "summary": None}, "there is no right summary"),
+    ({"context": "A text.", "question": "q?", "answers": ["x", None]}, "there is no right answer"),
+    ({"context": "A text.", "question": "q?", "answers": {"text": None}}, "there is no right answer"),
+    ({"context": "A text.", "question": "q?", "answers": {"start": [1]}}, "there is no right answer"),
+    ({"context": None, "question": "q?", "answer": "x"}, "the text is empty"),
     ({"context": "A text.", "question": "Q", "answers": []}, "there is no right answer"),
     ({"context": "A text.", "question": " ", "answer": "x"}, "the question is empty"),
 ])  # fmt: skip

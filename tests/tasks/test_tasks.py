@@ -2,8 +2,11 @@
 
 import copy
 import json
+import logging
 from types import SimpleNamespace
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -192,6 +195,46 @@ def test_bad_tasks_are_named(tree, said, tmp_path, tokenizer):
         load_task(written(tmp_path, tree), tokenizer)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".parquet"])
+def test_a_null_is_an_empty_text_in_a_prompt(kind, tmp_path, tokenizer, caplog):
+    rows = [
+        {"text": text, "said": ["a", None], "label": number % 2} for number, text in enumerate(["cat", None, "dog"])
+    ]
+    if kind == ".jsonl":
+        data(tmp_path, "rows.jsonl", rows)
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    tree = {"kind": "classification", "data": f"rows{kind}", "prompt": "{{ said | join(',') ~ text }}:"}
+    with caplog.at_level(logging.WARNING):
+        task = load_task(written(tmp_path, tree), tokenizer)
+        assert [tokenizer.decode(s.prompt) for s in task.samples] == ["a,cat:", "a,:", "a,dog:"]
+        assert not caplog.messages
+        load_task(written(tmp_path, {**tree, "prompt": "{{ text }}:"}), tokenizer)
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        "the text is empty (1 such rows); it is kept"
+    ]
+
+
+@pytest.mark.parametrize("blank", [None, "", " "])
+def test_what_is_asked_for_may_not_be_empty(blank, tmp_path, tokenizer):
+    rows = [
+        {"q": "cat?", "x": "yes", "list": ["mat", "log"], "n": 0},
+        {"q": "dog?", "x": blank, "list": ["mat", blank]},
+    ]
+    data(tmp_path, "rows.jsonl", [{**row, "n": 0} for row in rows])
+    base = {"data": "rows.jsonl", "prompt": "{{ q }}"}
+    for tree, words in (
+        ({"kind": "classification", "target": "x"}, "there is no label"),
+        ({"kind": "choice", "choices": "list", "target": "n"}, "choice 1 is empty"),
+        ({"kind": "answer", "target": "x"}, "there is no right answer"),
+        ({"kind": "answer", "target": "list"}, "one of the right answers is empty"),
+    ):
+        with pytest.raises(InputError, match=f"line 2: {words}"):
+            load_task(written(tmp_path, {**base, **tree}), tokenizer)
+    tree = {**base, "kind": "answer", "target": "list | map('trim') | select | list"}
+    assert [s.answers for s in load_task(written(tmp_path, tree), tokenizer).samples] == [("mat", "log"), ("mat",)]
 
 
 def test_a_prompt_longer_than_the_model_is_refused(tmp_path, tokenizer):

@@ -6,7 +6,6 @@ Parquet, ``.json`` (``FILE@PART`` selects one of its parts), and datasets of the
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +16,9 @@ import torch
 
 from antiphase.baselines.results import Duplicates
 from antiphase.data.files import kind_of, sources
-from antiphase.data.labelled import Row, labelled_rows, text_lines
+from antiphase.data.labelled import Row, labelled_rows, text_lines, warn_of_empty
 from antiphase.errors import InputError, nearest
 from antiphase.randomness import keyed_generator
-
-logger = logging.getLogger(__name__)
 
 TEXT_NAMES = ("text", "sentence", "question", "review", "utterance", "content", "document", "body", "title")
 LABEL_NAMES = ("label", "category", "class", "intent", "topic", "sentiment", "target", "coarse_label", "stars")
@@ -66,14 +63,13 @@ def read_examples(
         path, split = file_and_part(given)
         rows = labelled_rows(path, split=split, flag=flag)
         is_plain = Path(path).is_file() and kind_of(Path(path)) == ".txt"  # its reader has warned already
-        text_column, label_column = _columns(rows[0], text_field, label_field)
+        text_column, label_column = _columns(rows, text_field, label_field)
         for row in rows:
             text = _text(row, text_column)
             if not text.strip() and not is_plain:
                 empty.append(row.place)
             found.append(Example(row.place, text, _label(row, label_column)))
-    if empty:
-        logger.warning("%s: the text is empty (%d such rows); it is kept", empty[0], len(empty))
+    warn_of_empty(empty)
     return coarse(found) if labels == "coarse" and all_divided(found) else found
 
 
@@ -94,8 +90,13 @@ def file_and_part(given: str) -> tuple[str, str | None]:
     return (path, split) if is_part else (given, None)
 
 
-def _columns(row: Row, text_field: str | None, label_field: str | None) -> tuple[str, str]:
-    names = list(row.values)
+def _names(rows: Sequence[Row]) -> list[str]:
+    """The columns of all rows, in the order of their first occurrence."""
+    return list(dict.fromkeys(name for row in rows for name in row.values))
+
+
+def _columns(rows: Sequence[Row], text_field: str | None, label_field: str | None) -> tuple[str, str]:
+    row, names = rows[0], _names(rows)
     for flag, field in (("--text-field", text_field), ("--label-field", label_field)):
         if field is not None and field not in names:
             raise InputError(f"{row.place}: {flag} {field}: there is no such column{nearest(field, names)}")
@@ -126,8 +127,6 @@ def _text(row: Row, column: str) -> str:
     if column not in row.values:
         raise InputError(f"{row.place}: there is no column '{column}' (columns: {', '.join(map(str, row.values))})")
     text = row.values[column]
-    if text is None:
-        return ""
     if not isinstance(text, str):
         raise InputError(
             f"{row.place}: the column '{column}' holds {type(text).__name__} instead of text; name the right one with "
@@ -137,8 +136,8 @@ def _text(row: Row, column: str) -> str:
 
 
 def _label(row: Row, column: str) -> str:
-    value: Any = row.values.get(column)
-    label = "" if value is None else str(value).strip()
+    value: Any = row.values.get(column, "")
+    label = str(value).strip()
     if not label:
         raise InputError(f"{row.place}: there is no label; write one in the column '{column}' or remove the row")
     if isinstance(value, (float, list, dict)):
@@ -236,11 +235,13 @@ def read_texts(given: str, *, text_field: str | None = None, flag: str = "--file
         return list(text_lines(path, flag))
     path_or_name, split = file_and_part(given)
     rows = labelled_rows(path_or_name, split=split, flag=flag)
-    names = list(rows[0].values)
+    names = _names(rows)
     column = text_field or _usual(names, TEXT_NAMES, None) or (names[0] if len(names) == 1 else None)
     if column is None or column not in names:
         raise InputError(
             f"{rows[0].place}: which column holds the text cannot be determined (columns: {', '.join(names)}); name it "
             "with --text-field"
         )
-    return [(row.place, _text(row, column)) for row in rows]
+    found = [(row.place, _text(row, column)) for row in rows]
+    warn_of_empty([place for place, text in found if not text.strip()])
+    return found

@@ -86,7 +86,7 @@ def _text(row: Row, field: str, flag: str) -> str:
         raise InputError(f"{row.place}: there is no column '{field}' of {flag}{nearest(field, names)}")
     value: Any = row.values[field]
     if not isinstance(value, str):
-        kind = "nothing" if value is None else type(value).__name__
+        kind = type(value).__name__
         raise InputError(f"{row.place}: the column '{field}' holds {kind} instead of text; name the right one")
     return value
 

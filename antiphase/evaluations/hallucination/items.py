@@ -109,13 +109,13 @@ def _item(row: Row) -> Item:
     context = _column(row, CONTEXTS, kind)
     given = _column(row, REFERENCES[kind], kind)
     if isinstance(given, Mapping):  # SQuAD's {"text": [...]}
-        given = given.get("text")
+        given = given.get("text", "")
     references = tuple(str(one).strip() for one in (given if isinstance(given, (list, tuple)) else [given]))
     if not isinstance(context, str) or not context.strip():
         raise InputError(f"{row.place}: the text is empty or not text")
-    if not references or not all(references) or None in (given, *(given if isinstance(given, list) else ())):
+    if not references or not all(references):
         raise InputError(f"{row.place}: there is no right {'answer' if kind == 'question answering' else 'summary'}")
-    question = str(values.get("question") or "").strip()
+    question = str(values.get("question", "")).strip()
     if kind == "question answering" and not question:
         raise InputError(f"{row.place}: the question is empty")
     return Item(kind, row.place, context.strip(), references, question)

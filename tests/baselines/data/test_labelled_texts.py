@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections import Counter
 
 import pytest
@@ -72,7 +73,14 @@ def test_an_empty_text_is_kept_with_one_warning(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert pairs(write(tmp_path, "a.txt", "x b\ny\n")) == [("x", "b"), ("y", "")]
         assert pairs(write(tmp_path, "a.csv", "text,label\na,x\n,y\n")) == [("x", "a"), ("y", "")]
-    assert [("line 2" in message, "line 3" in message) for message in caplog.messages] == [(True, False), (False, True)]
+        assert [text for _, text in read_texts(write(tmp_path, "b.csv", "text,n\na,1\nb,2\n,3\n"))] == ["a", "b", ""]
+    assert [re.search(r"line (\d)", message)[1] for message in caplog.messages] == ["2", "3", "4"]
+
+
+def test_the_columns_are_those_of_all_rows(tmp_path):
+    path = write(tmp_path, "a.jsonl", '{"label": "x"}\n{"label": "y", "text": "b"}\n')
+    with pytest.raises(InputError, match=r"line 1: there is no column 'text'"):
+        read_examples([path])
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [

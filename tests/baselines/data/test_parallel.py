@@ -39,7 +39,7 @@ def test_lines_and_named_columns_give_the_same_pairs(tmp_path):
         ("a.jsonl", '{"source": "a", "target": "b"}\n{"source": "a", "tagret": "b"}\n',
          r"a\.jsonl, line 2: there is no column 'target' of --target-field; did you mean 'tagret'"),
         ("a.jsonl", '{"source": "a", "target": 7}\n', r"line 1: the column 'target' holds int instead of text"),
-        ("a.jsonl", '{"source": null, "target": "b"}\n', r"the column 'source' holds nothing instead of text"),
+        ("a.jsonl", '{"source": null, "target": "b"}\n', r"a\.jsonl, line 1: the source is empty"),
         ("a.jsonl", '{"source": "a", "target": ""}\n', r"a\.jsonl, line 1: the target is empty"),
         ("a.jsonl", '{"source": "a", "target": "\\ud800"}\n', "an unpaired surrogate"),
     ],
