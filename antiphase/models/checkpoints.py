@@ -9,13 +9,23 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import (
+    AUDIO_TOKENIZER_NAME,
+    FEATURE_EXTRACTOR_NAME,
+    GENERATION_CONFIG_NAME,
+    IMAGE_PROCESSOR_NAME,
+    PROCESSOR_NAME,
+    VIDEO_PROCESSOR_NAME,
+)
 
 from antiphase.errors import InputError
 from antiphase.folders.permissions import share_weights
@@ -33,10 +43,13 @@ from antiphase.reading.tokenizers import check_tokenizer, load_tokenizer
 from antiphase.records import Record, is_writing, writing
 
 COPIED_FILES = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
-    "generation_config.json", "*.model",
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "*.model",
+    GENERATION_CONFIG_NAME, PROCESSOR_NAME, FEATURE_EXTRACTOR_NAME, IMAGE_PROCESSOR_NAME, VIDEO_PROCESSOR_NAME,
+    AUDIO_TOKENIZER_NAME,
 )  # fmt: skip
-"""Tokenizer and generation files that are copied unchanged."""
+"""Files that are copied unchanged, besides those that the tokenizer writes when it is saved: what else transformers
+reads, and older forms of a tokenizer.
+"""
 FLAG = "SOURCE"
 KEPT = set(AttendingPreTrainedModel._keep_in_fp32_modules_strict)
 """Parameters that keep their dtype."""
@@ -117,16 +130,31 @@ class Checkpoint:
         check_shapes(found, expected, place)
         check_tensors(place, broken=(name for name in found if not is_finite(self.read(name))))
 
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The tokenizer in tokenizer.json; None if there is no such file."""
+        has_tokenizer = (self.folder / "tokenizer.json").is_file()
+        return load_tokenizer(str(self.folder), flag=FLAG) if has_tokenizer else None
+
     def copy_files(self, folder: Path) -> None:
         """Write the tokenizer and the generation settings as they are."""
-        for pattern in COPIED_FILES:
-            for path in filter(Path.is_file, self.folder.glob(pattern)):
-                shutil.copy2(path, folder / path.name)
+        for path in self._copied():
+            (folder / path).parent.mkdir(exist_ok=True)
+            shutil.copy2(self.folder / path, folder / path)
+
+    def _copied(self) -> set[Path]:
+        """Files of ``COPIED_FILES``, and of whatever the tokenizer writes, relative to the folder."""
+        found = {path.relative_to(self.folder) for pattern in COPIED_FILES for path in self.folder.glob(pattern)}
+        if self.tokenizer is not None:
+            with TemporaryDirectory() as scratch:
+                self.tokenizer.save_pretrained(scratch)
+                found |= {path.relative_to(scratch) for path in Path(scratch).rglob("*")}
+        return {path for path in found if (self.folder / path).is_file()}
 
     def check_words(self, model: PreTrainedModel) -> None:
         """Compare the tokenizer, if there is one, with a model of the configuration's vocabulary."""
-        if (self.folder / "tokenizer.json").is_file():
-            check_tokenizer(load_tokenizer(str(self.folder), flag=FLAG), model, f"{FLAG} {self.name}")
+        if self.tokenizer is not None:
+            check_tokenizer(self.tokenizer, model, f"{FLAG} {self.name}")
 
 
 class GgufCheckpoint(Checkpoint):
@@ -141,7 +169,7 @@ class GgufCheckpoint(Checkpoint):
             InputError: the file cannot be used.
         """
         self.name = name
-        self.model, self.tokenizer = read_model(name, lambda config: AutoModelForCausalLM, flag=FLAG, dtype=dtype)
+        self.model, self.read_tokenizer = read_model(name, lambda config: AutoModelForCausalLM, flag=FLAG, dtype=dtype)
         self.config = self.model.config
         self.state = self.model.state_dict()
         self.largest_shard = GGUF_SHARD
@@ -158,7 +186,7 @@ class GgufCheckpoint(Checkpoint):
 
     def copy_files(self, folder: Path) -> None:
         """Write the tokenizer, with its chat template, and the generation settings."""
-        self.tokenizer.save_pretrained(folder)
+        self.read_tokenizer.save_pretrained(folder)
         if self.model.generation_config is not None:
             self.model.generation_config.save_pretrained(folder)
 
@@ -318,4 +346,6 @@ def _written_folder(target: Path) -> Iterator[Path]:
 def _hub_folder(name: str) -> Path:
     """The local folder of a model from the Hub."""
     with asking_hub(name, FLAG):
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", *COPIED_FILES]))
+        return Path(
+            snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.txt", "*.safetensors", *COPIED_FILES])
+        )

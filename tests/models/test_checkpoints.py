@@ -159,6 +159,20 @@ def test_tokenizer_models_travel(tmp_path, source):
     assert (tmp_path / "ours" / "spiece.model").read_bytes() == b"more"
 
 
+def test_everything_that_a_tokenizer_writes_travels(tmp_path, source):
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.chat_template = {"default": "{{ messages[0].content }}", "with [tools]": "TOOLS"}
+    tokenizer.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(source)
+    (source / "preprocessor_config.json").write_text("{}")
+    convert(str(source), tmp_path / "ours")
+    written = [path.relative_to(tmp_path / "saved") for path in (tmp_path / "saved").rglob("*.*")]
+    assert len(written) == 4
+    for path in [*written, "preprocessor_config.json"]:
+        assert (tmp_path / "ours" / path).read_bytes() == (source / path).read_bytes()
+    assert AutoTokenizer.from_pretrained(tmp_path / "ours").chat_template == tokenizer.chat_template
+
+
 def test_unusual_paths_and_files_work(tmp_path, source, monkeypatch):
     (source / "tokenizer").mkdir()
     (source / "tokenizer_config_old.json").symlink_to("nowhere")
