@@ -2,7 +2,6 @@
 
 import json
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import yaml
@@ -10,15 +9,14 @@ import yaml
 from antiphase.errors import InputError
 
 pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
-import lm_eval
 from lm_eval import utils
 from lm_eval.api import task as task_module
 from lm_eval.tasks import _yaml_loader
 
+from antiphase.evaluations.harness import executing_code
 from antiphase.evaluations.harness import lm_eval_adapter as harness
+from antiphase.evaluations.harness.executing_code import OWN, executes
 from antiphase.evaluations.harness.lm_eval_adapter import TaskLibrary
-
-OWN = Path(lm_eval.__file__).parent
 
 
 @pytest.fixture
@@ -101,7 +99,7 @@ def template(folder):
 
 def parts_of_lm_eval():
     """What is another within the block."""
-    return [utils.env, task_module.get_metric, _yaml_loader._import_func_in_yml]
+    return [utils.env, task_module.get_metric, _yaml_loader._import_func_in_yml, _yaml_loader.load_yaml]
 
 
 @pytest.mark.parametrize(("bring", "said"), [
@@ -134,6 +132,87 @@ def test_functions_and_metrics_of_lm_eval_itself_need_no_trust(folder):
     (folder / "tasks" / "mine.yaml").write_text(yaml.safe_dump(settings))
     loaded = TaskLibrary(str(folder / "tasks"), defaults=False).load("mine")["tasks"]["mine"]
     assert loaded.eval_docs[0]["query"] == "Cooking: A man. He"  # what hellaswag's own function makes of the row
+
+
+CRUX = {"code": "def f(x):\n    return x", "input": "1", "output": "1"}
+
+
+@pytest.mark.parametrize("way", ["include", "group"])
+def test_a_file_cannot_lower_what_a_task_of_lm_eval_says_of_itself(folder, way):
+    (folder / "rows.jsonl").write_text(json.dumps(CRUX))
+    own = {"unsafe_code": False, "dataset_path": "json", "dataset_name": None,
+           "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}}}  # fmt: skip
+    included = {"include": str(OWN / "tasks" / "cruxeval" / "cruxeval_output.yaml"), "task": "crux", "tag": None}
+    (folder / "tasks" / "crux.yaml").write_text(yaml.safe_dump(included | (own if way == "include" else {})))
+    group = {"group": "several", "task": [{"task": "crux", **own}]}
+    (folder / "tasks" / "several.yaml").write_text(yaml.safe_dump(group))
+    with pytest.raises(InputError, match=r"--tasks several: lm-eval's function utils\.\w+ in tasks/cruxeval may run"):
+        TaskLibrary(str(folder / "tasks"), defaults=False).load("several")
+    assert TaskLibrary(str(folder / "tasks"), defaults=False, trust_task_code=True).load("several")["tasks"]
+
+
+OF_LM_EVAL = {
+    "executes": ("cruxeval/utils", "humaneval/utils", "humaneval_infilling/utils", "longproc/metrics", "mbpp/utils",
+                 "noreval/ask_gec/errant", "score/math/math_grader", "score/math/utils_math"),
+    "fetches code": ("babilong/common_utils", "ruler/common_utils", "ruler/niah_utils", "squadv2/task", "scrolls/task"),
+    "reads pickles": ("tinyBenchmarks/agg_functions",),
+}  # fmt: skip
+"""Functions that run what rows or models say, or what a settings file names on the Hub, some through a module that
+they import."""
+
+
+@pytest.mark.parametrize("name", [name for names in OF_LM_EVAL.values() for name in names])
+def test_modules_of_lm_eval_that_execute_text_are_found(name):
+    path = OWN / "tasks" / f"{name}.py"
+    if not path.is_file():
+        pytest.skip("this version of lm-eval has no such module")
+    assert executes(path) is not None
+
+
+@pytest.mark.parametrize("name", ["hellaswag/utils", "piqa/utils", "bbh/zeroshot/utils", "ifeval/utils", "drop/utils"])
+def test_modules_of_lm_eval_that_only_compute_need_no_trust(name):
+    path = OWN / "tasks" / f"{name}.py"
+    assert not path.is_file() or executes(path) is None
+
+
+@pytest.mark.parametrize("line", [
+    "exec(row['code'])", "run = eval\n", "import subprocess", "from os import system", "import os\nos.popen(row)",
+    "import os\nos.execv(row, [])", "import evaluate", "import unheard_of", "from importlib import import_module",
+    "load(name, trust_remote_code=True)", "load(name, trust_remote_code=row)", "from builtins import exec as f",
+    "import builtins\nbuiltins.eval(row)", "from lm_eval.tasks.cruxeval import utils", "def late():\n    import pickle",
+])  # fmt: skip
+def test_ways_to_execute_text(tmp_path, line, monkeypatch):
+    monkeypatch.setattr(executing_code, "OWN", tmp_path / "lm_eval")
+    (tmp_path / "lm_eval" / "tasks" / "cruxeval").mkdir(parents=True)
+    (tmp_path / "lm_eval" / "tasks" / "cruxeval" / "utils.py").write_text("exec('1')")
+    path = tmp_path / "lm_eval" / "tasks" / "mine.py"
+    path.write_text(line)
+    assert executes(path) is not None
+    harmless = (
+        "import os, re",
+        "from importlib.metadata import version",
+        "re.compile('a')",
+        "f(trust_remote_code=False)",
+    )
+    path.write_text("\n".join(harmless))
+    executing_code._read.cache_clear()
+    assert executes(path) is None
+
+
+@pytest.mark.parametrize("fields", [{"unsafe_code": True}, {"include": "base.txt", "unsafe_code": False}])
+def test_a_file_that_calls_itself_unsafe_is_refused_and_no_other_takes_that_back(folder, fields):
+    (folder / "tasks" / "base.txt").write_text("unsafe_code: true\n")
+    write(folder, **fields)
+    with pytest.raises(InputError, match=r"--tasks plain: .* \(unsafe_code\); read it, then add --trust-task-code"):
+        TaskLibrary(str(folder / "tasks"), defaults=False).load("plain")
+    assert TaskLibrary(str(folder / "tasks"), defaults=False, trust_task_code=True).load("plain")["tasks"]
+
+
+def test_a_group_that_calls_its_task_unsafe_is_refused(folder):
+    write(folder)
+    (folder / "tasks" / "several.yaml").write_text("group: several\ntask:\n- task: plain\n  unsafe_code: true\n")
+    with pytest.raises(InputError, match=r"--tasks several: plain runs? what the model says"):
+        TaskLibrary(str(folder / "tasks"), defaults=False).load("several")
 
 
 def test_a_task_is_known_by_the_code_of_its_functions(folder):

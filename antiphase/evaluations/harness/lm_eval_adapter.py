@@ -26,7 +26,7 @@ from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokeniz
 from antiphase.data.tokenization import undated
 from antiphase.errors import InputError, NonFiniteError, nearest
 from antiphase.evaluations.harness import MeasuredTask, Metric
-from antiphase.evaluations.harness.task_code import identity, task_code
+from antiphase.evaluations.harness.task_code import FLAG, identity, task_code
 from antiphase.scoring.likelihood import check_logits
 from antiphase.uncertainty.intervals import wilson_interval
 
@@ -79,7 +79,7 @@ class TaskLibrary:
             raise InputError(f"--tasks: lm-eval knows no task '{name}'{nearest(name, self.manager.all_tasks)[:200]}")
         try:
             with _quiet(), task_code(trusted=self.trust_task_code):
-                return dict(self.manager.load([name]))
+                loaded = dict(self.manager.load([name]))
         except InputError as error:
             raise InputError(f"--tasks {name}: {error}") from None
         except (OSError, DatasetsError) as error:  # OSError: also raised by the Hub's client without a network
@@ -89,6 +89,13 @@ class TaskLibrary:
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError, TemplateError, yaml.YAMLError, ImportError) as error:
             raise InputError(f"--tasks {name}: its settings cannot be used ({_line(error)})") from None
+        unsafe = [own for own, task in loaded["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
+        if unsafe and not self.trust_task_code:  # set by a group
+            raise InputError(
+                f"--tasks {name}: {', '.join(unsafe)} run what the model says as code (unsafe_code); read them, then "
+                f"add {FLAG}"
+            )
+        return loaded
 
 
 class ProjectLM(HFLM):
@@ -205,7 +212,7 @@ def measure(
             with task_code(trusted=trust_task_code):
                 found = lm_eval.evaluate(
                     lm=model, task_dict=tasks, limit=limit, bootstrap_iters=1000, log_samples=True,
-                    apply_chat_template=chat,
+                    apply_chat_template=chat, confirm_run_unsafe_code=trust_task_code,
                 )  # fmt: skip
         except (TemplateError, ValueError, KeyError, IndexError, TypeError, AttributeError, AssertionError) as error:
             if model.is_called:
