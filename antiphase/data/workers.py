@@ -56,7 +56,9 @@ def check_stop() -> None:
 
 def _begin(stop: Any) -> None:
     STOPS.append(stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for of_terminal in ("SIGINT", "SIGHUP"):  # which reaches this process too; the one that started it decides
+        if of_terminal in signal.Signals.__members__:
+            signal.signal(signal.Signals[of_terminal], signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 

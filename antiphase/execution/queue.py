@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Protocol
 
 from antiphase.errors import BrokenRunError, InputError, Interrupted
 from antiphase.execution.executor import Command, Pool, Running
 from antiphase.folders.ownership import is_in_use
+from antiphase.training.stops import TERMINATIONS, handled
 
 POLL_SECONDS = 0.5
 LONGEST = 100
 """Characters of a broken run's last line in a message."""
-ENDED = (130, 143, -signal.SIGTERM, -signal.SIGINT)
+ENDED = (130, -signal.SIGINT, *(code for number in TERMINATIONS for code in (128 + number, -number)))
 """Exit codes of processes that were asked to end."""
 
 
@@ -71,8 +70,8 @@ def run_tasks(tasks: Sequence[Task], pool: Pool, *, stopped: str = "finished run
     running: dict[Task, Running] = {}
     logs: dict[Task, Path] = {}
     with ExitStack() as stack:
-        stack.callback(_stop, running)
         stack.enter_context(_terminated_like_ctrl_c())
+        stack.callback(_stop, running)
         try:
             while waiting or running:
                 left_behind = [task for task in waiting if is_in_use(task.folder)]
@@ -115,19 +114,19 @@ def _check_code(task: Task, code: int, log: Path) -> None:
 
 @contextmanager
 def _terminated_like_ctrl_c() -> Iterator[None]:
-    """A termination signal stops the processes as Ctrl-C does; by itself it would end this one and leave them going."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set signal handlers
-        return
+    """A termination signal stops the processes as Ctrl-C does; by itself it would end this one and leave them going.
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    Only the first does: a terminal that closes sends two, and others must not disturb the wait for the processes.
+    """
+    arrived: list[int] = []
 
-    previous = signal.signal(signal.SIGTERM, handle)
-    try:
+    def handle(number: int) -> None:
+        arrived.append(number)
+        if len(arrived) == 1:
+            raise KeyboardInterrupt
+
+    with handled(TERMINATIONS, handle):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _stop(running: dict[Task, Running]) -> None:

@@ -134,7 +134,7 @@ def test_broken_run_names_its_log_and_stops_the_others(tmp_path, job, scripts):
     assert time.monotonic() - start < 30
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU])
 def test_stop_signal_ends_every_run_and_waits_for_it(tmp_path, job, scripts, signal_number):
     before = signal.getsignal(signal.SIGTERM)
     scripts["a"] = (
@@ -147,6 +147,9 @@ def test_stop_signal_ends_every_run_and_waits_for_it(tmp_path, job, scripts, sig
         while not (tmp_path / "a" / "ready").exists():
             time.sleep(0.01)
         os.kill(os.getpid(), signal_number)
+        if signal_number == signal.SIGHUP:  # the kernel and the shell send one each
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal_number)
 
     thread = threading.Thread(target=stop)
     thread.start()

@@ -156,12 +156,22 @@ def test_each_step_is_logged_once_after_any_number_of_interruptions(tmp_path, ru
     assert lines[-1]["tokens"] == record.values["tokens"] == 20 * 6 * 25
 
 
-def test_ctrl_c_ends_the_step_writes_a_checkpoint_and_gives_the_signal_back(tmp_path, run, kept):
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU])
+def test_a_signal_ends_the_step_writes_a_checkpoint_and_is_given_back(tmp_path, run, kept, stop):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(stop)
     with pytest.raises(Interrupted, match="stopped after step 4 of 20"):
-        run(tmp_path / "run", report=stop_at(4, lambda: signal.raise_signal(signal.SIGTERM)))
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+        run(tmp_path / "run", report=stop_at(4, lambda: signal.raise_signal(stop)))
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(stop)) == before
     assert kept(tmp_path / "run")["progress"]["step"] == 4
+
+
+def test_a_run_under_nohup_outlives_its_terminal(tmp_path, run):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        record = run(tmp_path / "run", report=stop_at(4, lambda: signal.raise_signal(signal.SIGHUP)))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert record.values["curve"][-1]["step"] == 20
 
 
 def test_second_ctrl_c_stops_at_once(tmp_path, run):

@@ -1,9 +1,12 @@
 """Training as processes of its own: kills, signals, and several at once."""
 
+import fcntl
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -52,6 +55,25 @@ def test_stopped_run_goes_on_to_the_same_weights(tmp_path, tiny_preset, run, out
     run(tmp_path / "parts", *LONG, resume=True)
     run(tmp_path / "whole", *LONG)
     assert_identical(outcome(tmp_path / "parts"), outcome(tmp_path / "whole"))
+
+
+def test_a_run_whose_terminal_is_closed_writes_a_checkpoint(tmp_path, tiny_preset, kept):
+    """Its bars have nowhere to go from then on, and neither they nor its last sentence may fail."""
+    ours, theirs = pty.openpty()
+
+    def own_terminal():
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    line = command(tiny_preset, tmp_path / "run", *LONG, "training.checkpoint_every=400")
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    with subprocess.Popen(line, **streams, start_new_session=True, preexec_fn=own_terminal) as process:
+        os.close(theirs)
+        shown = bytearray()
+        while b"steps" not in shown or steps_done(tmp_path / "run") < 30:
+            shown += os.read(ours, 1 << 16)
+        os.close(ours)
+        assert process.wait(timeout=60) == 130
+    assert kept(tmp_path / "run")["progress"]["step"] >= 30
 
 
 def in_two_processes(preset, output, *overrides, further=()):
