@@ -24,6 +24,7 @@ import attack_tables
 import cluster_tables
 import evidence_tables
 import gpu_tables
+import layer_tables
 import operator_tables
 import real_model_tables
 import reproduction_tables
@@ -432,6 +433,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),
     "demo": lambda: demo("demo"),
     "demo-short": demo_at_a_glance,
+    "demo-layers": layer_tables.demo_layers,
+    "lambdas": layer_tables.lambdas,
     "demo-before": lambda: demo("demo-start-0.02"),
     "demo-learning-rates": lambda: learning_rates("demo-learning-rate"),
     "tiny-learning-rates-today": lambda: learning_rates("reproduce-tiny-rates"),
