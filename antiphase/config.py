@@ -260,6 +260,7 @@ def _check_run(run: RunSettings) -> None:
             f"training.decay_steps ({training.decay_steps}) must be at least training.steps ({training.steps})"
         )
     _check_shares(run)
+    _check_lengths(run)
     _check_weights(data)
     if len(set(evaluation.depths)) != len(evaluation.depths):
         raise InputError(f"evaluation.depths must not repeat a value, got {evaluation.depths}")
@@ -321,6 +322,28 @@ def _check_shares(run: RunSettings) -> None:
             raise InputError(f"data.{name} needs text: give --data")
     if data.paths and data.source == "synthetic":
         raise InputError("data.paths cannot be used with data.source=synthetic; give --data instead")
+
+
+def _check_lengths(run: RunSettings) -> None:
+    """Check the lengths of retrieval sequences."""
+    lengths, longest, parts = run.data.lengths, run.data.sequence_length, run.training.mesh.context
+    if not lengths:
+        return
+    if any(length < 2 for length in lengths) or lengths != sorted(set(lengths)):
+        raise InputError(f"data.lengths must increase from at least 2 tokens on, got {lengths}")
+    if lengths[-1] != longest:
+        raise InputError(f"data.lengths must end with data.sequence_length ({longest}), got {lengths}")
+    for length in lengths:
+        if longest % length:
+            raise InputError(
+                f"data.lengths: {length} does not divide data.sequence_length ({longest}); change one of them"
+            )
+        if length % parts:
+            raise InputError(
+                f"training.mesh.context={parts} does not divide {length} of data.lengths; change one of them"
+            )
+    if not run.data.needle_share:
+        raise InputError("data.lengths are those of retrieval sequences; raise data.needle_share, or leave them out")
 
 
 def _check_long_share(run: RunSettings, rows: int) -> None:

@@ -95,6 +95,25 @@ class DataSettings:
     """Largest number of different facts that one question of a training sequence asks for; each sequence draws its
     number between 1 and this. Measurements during training ask for one at a time.
     """
+    queries_drawn: bool = False
+    """Each training sequence draws its number of questions between 1 and ``queries``."""
+    one_token_numbers: bool = False
+    """Numbers in text are single tokens: two digits, which the tokenizers trained here do not split."""
+    lengths: list[int] = field(default_factory=list)
+    """Lengths of retrieval sequences in the order of training, such as [128, 256, 512, 1024]: each divides
+    ``sequence_length``, and the last one equals it. Several shorter ones, which do not see each other, fill a row; text
+    keeps its length, and repeated tokens are shortened too if all is ``synthetic``. The next length begins after an
+    evaluation (``training.evaluate_every``) in which accuracy on held-out sequences of the present one is above
+    ``length_threshold``, so arms that learn at different speeds may read different lengths. Empty means one length.
+    """
+    length_threshold: float = bounded(0.6, above=0, below=1)
+    """First-query accuracy above which the next of ``lengths`` begins."""
+    answers_only: bool = False
+    """Only the answers of retrieval sequences count in the loss; otherwise, in text, filler and questions do too."""
+    equal_rows: bool = False
+    """All rows of a batch have the same weight in the loss, however many of their tokens count: with ``answers_only``,
+    the answers' share of the loss is ``needle_share``, whatever the length. Otherwise all tokens have the same.
+    """
     needle_share: float = bounded(0.7, least=0, most=1)
     """Share of retrieval sequences in a batch; the rest after all shares is repeated tokens (synthetic) or text."""
     label_share: float = bounded(0.0, least=0, most=1)

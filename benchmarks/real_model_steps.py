@@ -26,7 +26,7 @@ import antiphase  # noqa: F401  # registers its models
 from antiphase.benchmarks.timing import paired_times, ratios
 from antiphase.config import TrainingSettings, kept_run
 from antiphase.records import Record
-from antiphase.training.loop import NextTokenLoss
+from antiphase.training.objective import NextTokenLoss
 from antiphase.training.optimizer import build_optimizer
 from antiphase.training.trained import restrict
 

@@ -29,7 +29,7 @@ from antiphase.models.initialization import initialize
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record
 from antiphase.training.distributed import Processes, processes
-from antiphase.training.loop import NextTokenLoss
+from antiphase.training.objective import NextTokenLoss
 from antiphase.training.optimizer import build_optimizer
 from antiphase.training.sharding import whole
 

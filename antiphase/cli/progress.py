@@ -135,7 +135,11 @@ def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappin
                 known["loss"] = values["loss"]
             found = values.get("evaluation", {})
             known.update(
-                {f"held-out {name}": found[name] for name in ("loss", "accuracy") if found.get(name) is not None}
+                {
+                    f"held-out {name.replace('_', ' ')}": found[name]
+                    for name in ("loss", "accuracy", "page_accuracy")
+                    if found.get(name) is not None
+                }
             )
             estimate.report(step, steps)
             text = ", ".join(f"{name} {value:.3f}" for name, value in known.items())

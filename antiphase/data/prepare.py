@@ -17,7 +17,7 @@ from antiphase.config import DataSettings
 from antiphase.data.files import Files, HubDataset, is_same_part, sources
 from antiphase.data.label_mapping import LabelMapping, label_page
 from antiphase.data.packing import PackedTokens, pack
-from antiphase.data.retrieval import RetrievalTask, SymbolLanguage, TextLanguage, needle_page, question
+from antiphase.data.retrieval import Language, RetrievalTask, SymbolLanguage, TextLanguage, needle_page, question
 from antiphase.data.streams import Batch, Stream, SyntheticStream, TextStream
 from antiphase.data.tokenization import end_token
 from antiphase.data.vocabulary import tokenizer_for
@@ -51,12 +51,12 @@ class PreparedData:
         """Training batches, which are equal for all arms of a comparison with the same seed."""
         settings = self.settings
         key = (seed, "training")
+        task = self._training_task()
         if self.training_text is None:
-            task = self._task(None, together=settings.asked_together)
             return SyntheticStream(task, batch_size=batch_size, needle_share=settings.needle_share, key=key)
         return TextStream(
             self.training_text,
-            self._task(self.training_text, together=settings.asked_together),
+            task,
             batch_size=batch_size,
             needle_share=settings.needle_share,
             key=key,
@@ -68,6 +68,7 @@ class PreparedData:
             end=end_token(self.tokenizer),
             weights=settings.weights,
             order=settings.order,
+            answers_only=settings.answers_only,
         )
 
     def _words(self) -> Tensor:
@@ -80,6 +81,10 @@ class PreparedData:
         """The retrieval task for evaluation, with filler from held-out text; None means the size in training."""
         return self._task(self.validation_text, needles=needles, queries=queries, sequence_length=sequence_length)
 
+    def _training_task(self) -> RetrievalTask:
+        settings = self.settings
+        return self._task(self.training_text, together=settings.asked_together, queries_drawn=settings.queries_drawn)
+
     def _task(
         self,
         filler: PackedTokens | None,
@@ -88,15 +93,19 @@ class PreparedData:
         queries: int | None = None,
         sequence_length: int | None = None,
         together: int = 1,
+        queries_drawn: bool = False,
     ) -> RetrievalTask:
         settings = self.settings
-        language = symbols(settings) if filler is None else TextLanguage(self.tokenizer, filler.tokens)
+        language: Language = symbols(settings)
+        if filler is not None:
+            language = TextLanguage(self.tokenizer, filler.tokens, one_token_numbers=settings.one_token_numbers)
         return RetrievalTask(
             language,
             needles=needles or settings.needles,
             queries=queries or settings.queries,
             sequence_length=sequence_length or settings.sequence_length,
             together=together,
+            queries_drawn=queries_drawn,
         )
 
     def validation(self, sequences: int) -> Batch:
@@ -153,7 +162,9 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
             data.stream(batch_size=1, seed=0)  # raises an error for text that is too short before training starts
     check_task(data.task())
     if settings.asked_together > 1:
-        check_task(data._task(data.training_text, together=settings.asked_together))
+        check_task(data._training_task())
+    if settings.lengths:
+        check_task(data._training_task().of_length(settings.lengths[0]), name="data.lengths")
     return data
 
 
@@ -171,8 +182,10 @@ def wording() -> str:
     return hash_of(words)
 
 
-def check_task(task: RetrievalTask) -> None:
+def check_task(task: RetrievalTask, *, name: str = "data.sequence_length") -> None:
     """Check sizes before training, in the worst case; a sampled sequence could be shorter than a later one.
+
+    ``name``: the setting that has the length.
 
     Raises:
         InputError: the longest keys and values do not fit in the sequence, or the text is too short for its filler.
@@ -189,7 +202,7 @@ def check_task(task: RetrievalTask) -> None:
     used += sum(questions[: task.needles]) + task.needles * answer + max(asking)
     if used > task.sequence_length:
         raise InputError(
-            f"data.sequence_length ({task.sequence_length}) is too short for {task.needles} needles and "
+            f"{name} ({task.sequence_length}) is too short for {task.needles} needles and "
             f"{task.queries} queries, which take up to {used} tokens: raise it, or lower data.needles or data.queries"
         )
     task.sample(1, keyed_generator("check"))

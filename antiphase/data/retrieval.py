@@ -36,6 +36,8 @@ CITIES = (
     "Tehran", "Tokyo", "Tunis", "Turin", "Vienna", "Warsaw", "Zagreb", "Zurich",
 )  # fmt: skip
 NUMBER_DIGITS = 4
+ONE_TOKEN_DIGITS = 2
+"""Digits of a number that is to be one token: as many as a token of the tokenizers trained here has."""
 INSTRUCTION = "Remember the number of every city in this text.\n\n"
 
 
@@ -46,7 +48,7 @@ class RetrievalBatch:
     input_ids: Tensor
     """(B, L) int64."""
     answer_positions: Tensor
-    """(B, R, A) int64: positions of each answer's tokens, -1 after its end."""
+    """(B, R, A) int64: positions of each answer's tokens, -1 after its end and in questions that are not asked."""
     prompt_end: Tensor
     """(B,) int64: position of the last token before the first answer."""
     spans: dict[str, Tensor]
@@ -149,10 +151,20 @@ class SymbolLanguage:
 class TextLanguage:
     """Numbers of cities in running text: " City number: Paris 4821." between sentences of a corpus."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, filler_tokens: numpy.ndarray) -> None:
-        """``filler_tokens``: a flat array of token ids from which filler is cut."""
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, filler_tokens: numpy.ndarray, *, one_token_numbers: bool = False
+    ) -> None:
+        """
+        Args:
+            filler_tokens: a flat array of token ids from which filler is cut.
+            one_token_numbers: as ``data.one_token_numbers``.
+
+        Raises:
+            InputError: numbers should be one token, and the tokenizer splits one.
+        """
         self.key_count = len(CITIES)
-        self.value_count = 9 * 10 ** (NUMBER_DIGITS - 1)
+        self._digits = ONE_TOKEN_DIGITS if one_token_numbers else NUMBER_DIGITS
+        self.value_count = number_count(self._digits)
         self._tokenizer = tokenizer
         self._tokens = filler_tokens
         self._questions = [self._encode(question([city])) for city in CITIES]
@@ -165,6 +177,11 @@ class TextLanguage:
         self._sentence_ends = numpy.array(
             [tokenizer.decode([index]).rstrip(" ").endswith(ends) for index in range(id_count(tokenizer))]
         )
+        if one_token_numbers and (longest := self.longest_answer()) > 1:
+            raise InputError(
+                f"data.one_token_numbers: the tokenizer writes numbers of {self._digits} digits as up to {longest} "
+                "tokens; raise data.vocabulary_size, choose another data.tokenizer, or leave the setting out"
+            )
 
     def _encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -183,11 +200,11 @@ class TextLanguage:
 
     def answer(self, value: int) -> list[int]:
         if value not in self._answers:
-            self._answers[value] = self._encode(_number(value))
+            self._answers[value] = self._encode(f" {number_of(value, self._digits)}")
         return self._answers[value]
 
     def longest_answer(self) -> int:
-        numbers = [_number(value) for value in range(self.value_count)]
+        numbers = [f" {number_of(value, self._digits)}" for value in range(self.value_count)]
         return max(map(len, self._tokenizer(numbers, add_special_tokens=False).input_ids))
 
     def ending(self) -> list[int]:
@@ -209,19 +226,27 @@ class RetrievalTask:
     """Generates retrieval sequences of one language."""
 
     def __init__(
-        self, language: Language, *, needles: int, queries: int, sequence_length: int, together: int = 1
+        self,
+        language: Language,
+        *,
+        needles: int,
+        queries: int,
+        sequence_length: int,
+        together: int = 1,
+        queries_drawn: bool = False,
     ) -> None:
         """
         Args:
             queries: number of facts asked for in a sequence.
             together: largest number of different facts that one question asks for; each sequence draws its number
                 between 1 and this.
+            queries_drawn: whether ``queries`` is the largest number, and each sequence draws its own from 1 on.
 
         Raises:
             InputError: there are no needles or questions, or more needles than keys or values.
         """
         self.language, self.needles, self.queries, self.sequence_length = language, needles, queries, sequence_length
-        self.together = together
+        self.together, self.queries_drawn = together, queries_drawn
         for name, count in (("data.needles", needles), ("data.queries", queries)):
             if count < 1:
                 raise InputError(f"{name} must be at least 1, got {count}")
@@ -239,6 +264,13 @@ class RetrievalTask:
         """Score of naming one of the context's values at random."""
         return 1.0 / self.needles
 
+    def of_length(self, sequence_length: int) -> RetrievalTask:
+        """The same task in sequences of another length."""
+        return RetrievalTask(
+            self.language, needles=self.needles, queries=self.queries, sequence_length=sequence_length,
+            together=self.together, queries_drawn=self.queries_drawn,
+        )  # fmt: skip
+
     def sample(self, count: int, generator: torch.Generator, *, depth: float | None = None) -> RetrievalBatch:
         """``count`` sequences. ``depth`` of the first needle asked for: a fraction of the haystack, or None for any.
 
@@ -251,13 +283,16 @@ class RetrievalTask:
         keys = torch.rand(count, self.language.key_count, generator=generator).argsort(1)[:, : self.needles].tolist()
         values = distinct(count, self.needles, self.language.value_count, generator).tolist()
         asked = torch.randint(0, self.needles, (count, self.queries), generator=generator).tolist()
+        if self.queries_drawn:
+            numbers = torch.randint(1, self.queries + 1, (count,), generator=generator).tolist()
+            asked = [row[:number] for row, number in zip(asked, numbers, strict=True)]
         sizes = [1] * count
         if self.together > 1:
             sizes = torch.randint(1, self.together + 1, (count,), generator=generator).tolist()
             asked = [self._asked(row, size, generator) for row, size in zip(asked, sizes, strict=True)]
         places = torch.rand(count, self.needles, generator=generator)
         if depth is not None:
-            places[torch.arange(count), torch.tensor(asked)[:, 0]] = depth
+            places[torch.arange(count), torch.tensor([row[0] for row in asked])] = depth
         ties = torch.rand(count, self.needles, generator=generator)
         rows = [
             self._row(
@@ -266,8 +301,13 @@ class RetrievalTask:
             for row in range(count)
         ]
         longest = max(len(answer) for _, answers, _, _ in rows for answer in answers)
+        none = [[-1] * longest]
         positions = torch.tensor(
-            [[[*answer, *[-1] * (longest - len(answer))] for answer in answers] for _, answers, _, _ in rows]
+            [
+                [[*answer, *[-1] * (longest - len(answer))] for answer in answers]
+                + none * (self.queries - len(answers))
+                for _, answers, _, _ in rows
+            ]
         )
         kinds = torch.tensor([kinds for _, _, _, kinds in rows])
         return RetrievalBatch(
@@ -375,8 +415,14 @@ def needle_page() -> str:
     return INSTRUCTION + "".join(needle(CITIES[place % len(CITIES)], number) for place, number in enumerate(numbers))
 
 
-def _number(value: int) -> str:
-    return f" {value + 10 ** (NUMBER_DIGITS - 1)}"
+def number_count(digits: int) -> int:
+    """How many numbers have so many digits."""
+    return 9 * 10 ** (digits - 1)
+
+
+def number_of(value: int, digits: int) -> str:
+    """The number of so many digits that stands for a value from 0 to ``number_count`` - 1."""
+    return str(value + 10 ** (digits - 1))
 
 
 def question(cities: Sequence[str]) -> str:

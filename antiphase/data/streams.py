@@ -1,4 +1,6 @@
-"""Training batches as a pure function of seed and step: any step can be recomputed, in any process."""
+"""Training batches as a pure function of seed, step and length of the retrieval sequences: any step can be recomputed,
+in any process.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,19 @@ class Batch:
     """(B, L) int64."""
     labels: Tensor
     """(B, L) int64: the token itself if it counts in the loss, else -100."""
+    pages: Tensor | None = None
+    """(B,) int64: number of equally long pages of each row, which do not see each other; None means one page each."""
 
 
 class Stream(Protocol):
     """A source of batches."""
 
-    def batch(self, step: int) -> Batch:
-        """The batch of a 0-based step; equal arguments give equal batches."""
+    def batch(self, step: int, page_length: int | None = None) -> Batch:
+        """The batch of a 0-based step; equal arguments give equal batches.
+
+        Args:
+            page_length: tokens of a retrieval sequence, of which a row holds several; None means those of a row.
+        """
         ...
 
 
@@ -47,17 +55,19 @@ class SyntheticStream:
         self.task, self.batch_size, self.key = task, batch_size, key
         self.needle_rows = rows_by_share(batch_size, {"needle_share": needle_share})["needle_share"]
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, page_length: int | None = None) -> Batch:
         generator = keyed_generator(*self.key, step)
+        task, pages = _in_pages(self.task, page_length)
         parts = []
         if self.needle_rows:
-            sampled = self.task.sample(self.needle_rows, generator)
-            parts.append(Batch(sampled.input_ids, sampled.labels()))
+            sampled = task.sample(self.needle_rows * pages, generator)
+            parts.append(_rows_of(Batch(sampled.input_ids, sampled.labels()), pages))
         if self.needle_rows < self.batch_size:
-            language = self.task.language
+            language = task.language
             assert isinstance(language, SymbolLanguage)
             words = torch.arange(len(language.special_tokens), len(language.words))
-            parts.append(_repeated(self.batch_size - self.needle_rows, self.task, words, generator))
+            repeated = _repeated((self.batch_size - self.needle_rows) * pages, task, words, generator)
+            parts.append(_rows_of(repeated, pages))
         return _join(parts)
 
 
@@ -84,6 +94,7 @@ class TextStream:
         end: int | None = None,
         weights: Sequence[float] = (),
         order: Literal["permutation", "keyed"] = "permutation",
+        answers_only: bool = False,
     ) -> None:
         """
         Args:
@@ -93,11 +104,13 @@ class TextStream:
             end: the token between documents; required with ``long_share``.
             weights: share of each source of ``packed`` in the text rows; none means that all are one text.
             order: how blocks are shuffled, as ``data.order``.
+            answers_only: whether only the answers of retrieval sequences count in the loss.
 
         Raises:
             InputError: no document is as long as a sequence, or a source of a mixture is shorter.
         """
         self.packed, self.task, self.key, self.labels, self.words = packed, task, key, labels, words
+        self.answers_only = answers_only
         shares = {"needle_share": needle_share, "label_share": label_share, "repeat_share": repeat_share}
         self.needle_rows, self.label_rows, self.repeat_rows, self.text_rows = rows_by_share(batch_size, shares).values()
         self._kinds: list[_Rows] = []
@@ -109,15 +122,17 @@ class TextStream:
             assert end is not None
             self._kinds = _by_length(packed, end, round(long_share * self.text_rows), self.text_rows, key, order)
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int, page_length: int | None = None) -> Batch:
         parts = []
         if self.text_rows:
             chosen = [block for kind in self._kinds for block in kind.of_step(step)]
             blocks = torch.stack([self.packed.block(index) for index in chosen])
             parts.append(Batch(blocks, blocks))
         if self.needle_rows:
-            sampled = self.task.sample(self.needle_rows, keyed_generator(*self.key, "needles", step))
-            parts.append(Batch(sampled.input_ids, sampled.text_labels()))
+            task, pages = _in_pages(self.task, page_length)
+            sampled = task.sample(self.needle_rows * pages, keyed_generator(*self.key, "needles", step))
+            labels = sampled.labels() if self.answers_only else sampled.text_labels()
+            parts.append(_rows_of(Batch(sampled.input_ids, labels), pages))
         if self.label_rows:
             assert self.labels is not None
             ids = self.labels.sample(self.label_rows, keyed_generator(*self.key, "labels", step))
@@ -248,5 +263,27 @@ def drawn_periods(count: int, length: int, generator: torch.Generator) -> Tensor
     return torch.randint(min(SHORTEST_PERIOD, longest), longest + 1, (count, 1), generator=generator)
 
 
+def _in_pages(task: RetrievalTask, page_length: int | None) -> tuple[RetrievalTask, int]:
+    """The task in pages of a length, and how many of them fill a row."""
+    if page_length in (None, task.sequence_length):
+        return task, 1
+    return task.of_length(page_length), task.sequence_length // page_length
+
+
+def _rows_of(batch: Batch, pages: int) -> Batch:
+    """Rows of so many sequences each, of which nothing predicts the first token."""
+    if pages == 1:
+        return batch
+    labels = batch.labels.clone()
+    labels[:, 0] = IGNORED_TARGET
+    rows = len(labels) // pages
+    return Batch(batch.input_ids.view(rows, -1), labels.view(rows, -1), torch.full((rows,), pages))
+
+
 def _join(parts: list[Batch]) -> Batch:
-    return Batch(torch.cat([part.input_ids for part in parts]), torch.cat([part.labels for part in parts]))
+    pages = None
+    if any(part.pages is not None for part in parts):
+        pages = torch.cat(
+            [torch.ones(len(part.labels), dtype=torch.int64) if part.pages is None else part.pages for part in parts]
+        )
+    return Batch(torch.cat([part.input_ids for part in parts]), torch.cat([part.labels for part in parts]), pages)

@@ -118,7 +118,7 @@ def first_query_accuracy(model: PreTrainedModel, batch: RetrievalBatch, divide: 
     positions = batch.answer_positions[:, :1]
     read = int(positions.max()) + 1  # a causal model predicts the same without what follows
     first = RetrievalBatch(batch.input_ids[:, :read], positions, batch.prompt_end, batch.spans)
-    return correct_answers(predictor(model, divide), first).float().mean().item()
+    return correct_answers(predictor(model, divide), first).double().mean().item()
 
 
 def tasks_of(

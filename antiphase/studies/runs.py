@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from antiphase.records import Record
-from antiphase.typed import build
+from antiphase.training.stages import Stage
+from antiphase.typed import OPTIONAL, build
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,10 @@ class CurvePoint:
     """Held-out loss, nats per predicted token."""
     accuracy: float | None = None
     """Share of first questions answered right."""
+    page_length: int | None = field(default=None, metadata=OPTIONAL)
+    """Tokens of a retrieval sequence until here, while it is shorter than a row."""
+    page_accuracy: float | None = field(default=None, metadata=OPTIONAL)
+    """``accuracy`` in sequences of this length."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,8 @@ class RunResult:
     final: Final = field(default_factory=Final)
     best: Best | None = None
     curve: list[CurvePoint] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    """When retrieval sequences of each length began; empty without ``data.lengths``."""
     lambdas: list[float | None] | None = None
     """By layer; None where the attention has no λ."""
     gradient_norms: list[float | None] | None = None

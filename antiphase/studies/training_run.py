@@ -19,7 +19,7 @@ from antiphase.scoring.perplexity import perplexity
 from antiphase.studies.started import check_unseen
 from antiphase.training.checkpoint import checkpoints
 from antiphase.training.distributed import is_first_process, is_restarted
-from antiphase.training.loop import Evaluation, Reporter, train
+from antiphase.training.loop import PAGE_ACCURACY, Evaluation, Reporter, train
 from antiphase.training.run_folder import check_diverged, check_run
 from antiphase.training.run_model import LanguageModel, check_settings
 
@@ -36,6 +36,17 @@ def curve_evaluations(settings: RunSettings, data: PreparedData) -> dict[str, Ev
         return {"loss": perplexity(model, batch, divide=divide)["loss"]}
 
     return {"retrieval": retrieval, "loss": loss}
+
+
+def page_evaluations(settings: RunSettings, data: PreparedData) -> dict[int, Evaluation]:
+    """First-query accuracy in held-out retrieval sequences of each length below that of a row."""
+
+    def at(length: int) -> Evaluation:
+        task = data.task(sequence_length=length)
+        held_out = task.sample(settings.evaluation.curve_samples, keyed_generator("curve", length))
+        return lambda model, divide: {PAGE_ACCURACY: first_query_accuracy(model, held_out, divide)}
+
+    return {length: at(length) for length in settings.data.lengths[:-1]}
 
 
 def train_run(
@@ -56,8 +67,10 @@ def train_run(
         with _undone(_beside(output)):
             data = prepare(settings.data, _beside(output), progress=say)
             check_settings(settings, data.tokenizer, begins=not checkpoints(output))
-        evaluations = curve_evaluations(settings, data)
-        return train(settings, data, output, evaluations=evaluations, resume=resume, report=report, say=say)
+        return train(
+            settings, data, output, evaluations=curve_evaluations(settings, data),
+            page_evaluations=page_evaluations(settings, data), resume=resume, report=report, say=say,
+        )  # fmt: skip
 
 
 def _beside(output: Path) -> Path:

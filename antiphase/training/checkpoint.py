@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from antiphase.reading.models import is_finite
 from antiphase.training.distributed import Processes, alone
 from antiphase.training.divided_files import read_parts, stored
 from antiphase.training.sharding import own_part
+from antiphase.training.stages import Stage
 from antiphase.typed import build
 
 FOLDER = "checkpoint"
@@ -71,6 +72,13 @@ class Progress:
     """Largest number of bytes that torch has allocated on the first process's GPU, likewise."""
     precision: str | None = None
     """Dtype of matrix products, which ``training.precision: auto`` chooses by the machine."""
+    stages: list[Stage] = field(default_factory=list)
+    """Those that have begun, of which the last one lasts; none without ``data.lengths``."""
+
+    @property
+    def page_length(self) -> int | None:
+        """Tokens of a retrieval sequence now; None means those of a row."""
+        return self.stages[-1].length if self.stages else None
 
     def note_memory(self, device: torch.device) -> None:
         """Raise the peaks to those of this process so far."""
@@ -108,7 +116,7 @@ def save_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optim
         save_file(own_tensors(model), fresh / MODEL, metadata={"format": "pt"})
         save_file(tensors, fresh / OPTIMIZER, metadata={"format": "pt"})
         files = {name: file_digest(fresh / name) for name in (MODEL, OPTIMIZER)}
-        tree = {"format": FORMAT, "progress": vars(progress), "optimizer": plain, "files": files}
+        tree = {"format": FORMAT, "progress": asdict(progress), "optimizer": plain, "files": files}
         (fresh / MANIFEST).write_bytes(sealed(tree))
 
 

@@ -105,21 +105,25 @@ class Processes:
         """
         return batch[self.rank * self.shares // self.count :: self.shares]
 
-    def passes(self, ids: Tensor, labels: Tensor, rows: int | None) -> list[tuple[Tensor, Tensor]]:
-        """This process's share of a batch, (B, L) each, as token ids and labels of its forward passes.
+    def passes(
+        self, ids: Tensor, labels: Tensor, rows: int | None, pages: Tensor | None = None
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """This process's share of a batch, (B, L) each, as token ids, labels and pages of its forward passes.
 
         Processes that divide the weights take equally many passes; one with a row less may end with an empty one, which
         predicts nothing.
 
         Args:
             rows: of one pass; None means all.
+            pages: number of pages of each row (B,), as in ``Batch``.
         """
-        mine, targets = self.share(ids), self.share(labels)
+        pages = torch.ones(len(ids), dtype=torch.int64) if pages is None else pages
+        mine, targets, counts = self.share(ids), self.share(labels), self.share(pages)
         size = rows or len(mine)
-        found = list(zip(mine.split(size), targets.split(size), strict=True))
+        found = list(zip(mine.split(size), targets.split(size), counts.split(size), strict=True))
         if self.mesh is not None and rows is not None:
             most = -(-len(ids) // self.shares)
-            empty = (mine[:1], torch.full_like(targets[:1], IGNORED_TARGET))
+            empty = (mine[:1], torch.full_like(targets[:1], IGNORED_TARGET), counts[:1])
             found += [empty] * (-(-most // rows) - len(found))
         return found
 

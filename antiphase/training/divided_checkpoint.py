@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -76,7 +76,7 @@ class DividedCheckpoints:
         self.finish()
         tensors, plain = described(self.model, self.optimizer)
         state = staged({**own_tensors(self.model), **tensors})
-        tree = {"format": DIVIDED, "progress": copy.deepcopy(vars(progress)), "optimizer": plain}
+        tree = {"format": DIVIDED, "progress": asdict(progress), "optimizer": plain}
         self.writing = self.executor.submit(self._write, progress.step, state, tree)
 
     def finish(self) -> None:

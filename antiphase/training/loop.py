@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from antiphase.config import RunSettings, TrainingSettings
@@ -19,20 +19,17 @@ from antiphase.data.prepare import PreparedData
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
 from antiphase.folders.contents import check_content, check_start, keep_model
 from antiphase.folders.permissions import share_weights
-from antiphase.layers.exchange import Exchange
 from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint
-from antiphase.ops.layer import cross_entropies
-from antiphase.ops.shapes import IGNORED_TARGET
 from antiphase.reading.models import ORIGIN, is_finite
 from antiphase.records import DEQUANTIZED, Record, finite, write_atomically, writing
 from antiphase.scoring.division import Divide
-from antiphase.scoring.likelihood import logits_after
 from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint, save_checkpoint
 from antiphase.training.device import autocast_dtype, choose_device
 from antiphase.training.distributed import Processes, is_restarted, processes
 from antiphase.training.divided_checkpoint import DividedCheckpoints
 from antiphase.training.divided_files import export
+from antiphase.training.objective import NextTokenLoss, predictions
 from antiphase.training.optimizer import build_optimizer, learning_rate
 from antiphase.training.run_folder import (
     CURVE,
@@ -53,6 +50,7 @@ from antiphase.training.run_model import (
     starting_model,
 )
 from antiphase.training.sharding import at_rest, own_part, whole
+from antiphase.training.stages import Stage
 from antiphase.training.stops import Stops, noted
 from antiphase.training.trained import restrict
 
@@ -65,6 +63,8 @@ returns named numbers, equal in all processes.
 FINAL = ("loss", "accuracy")
 """Results at the end of a run in its record; None if it diverged."""
 
+PAGE_ACCURACY = "page_accuracy"
+"""First-query accuracy on held-out pages, in a point of the curve."""
 UNMEASURED = {"step", "train_loss"}
 """Names in a point of the curve whose measurement was interrupted."""
 TELL_SECONDS = 0.5
@@ -80,6 +80,7 @@ def train(
     output: Path,
     *,
     evaluations: Mapping[str, Evaluation],
+    page_evaluations: Mapping[int, Evaluation] | None = None,
     resume: bool = False,
     report: Reporter = lambda step, values: None,
     say: Callable[[str], None] = lambda message: None,
@@ -91,6 +92,8 @@ def train(
         data: data that the caller prepared from the same settings.
         output: a new folder or, with ``resume``, the folder of this run. The caller holds it (``only_one``).
         evaluations: called every ``training.evaluate_every`` steps and at the end; their numbers form the curve.
+        page_evaluations: with ``data.lengths``, by each length below that of a row: gives the accuracy on held-out
+            pages of it, by the name ``PAGE_ACCURACY``. A run calls the one of its present length with the others.
         resume: continue from the last checkpoint.
         report: called at every logged step.
         say: called with a message if a damaged checkpoint is skipped.
@@ -124,30 +127,7 @@ def train(
                 if begins and training.start_from is not None:
                     check_start(output, Checkpoint(training.start_from).digest())
         group.check_storage(output)
-        return _Run(settings, data, output, evaluations, report, say, group).execute()
-
-
-class NextTokenLoss(nn.Module):
-    """Sum of -log p over the predicted tokens, in nats. The head is applied only to positions with a label."""
-
-    def __init__(self, model: PreTrainedModel, exchange: Exchange | None = None) -> None:
-        """
-        Args:
-            exchange: processes that divide the sequences; each gets the sum over its own tokens.
-        """
-        super().__init__()
-        self.model, self.exchange = model, exchange
-
-    def forward(self, input_ids: Tensor, labels: Tensor) -> Tensor:
-        """Token ids (B, L) and labels (B, L), which are -100 at positions without prediction."""
-        targets = labels[:, 1:]
-        further: dict[str, Any] = {}
-        if self.exchange is not None:
-            targets = self.exchange.own(nn.functional.pad(targets, (0, 1), value=IGNORED_TARGET))
-            further["exchange"] = self.exchange
-        chosen = targets >= 0
-        logits = logits_after(self.model, input_ids, *chosen.nonzero(as_tuple=True), **further)
-        return cross_entropies(logits, targets[chosen]).sum()
+        return _Run(settings, data, output, evaluations, page_evaluations or {}, report, say, group).execute()
 
 
 class _Run:
@@ -157,12 +137,14 @@ class _Run:
         data: PreparedData,
         output: Path,
         evaluations: Mapping[str, Evaluation],
+        page_evaluations: Mapping[int, Evaluation],
         report: Reporter,
         say: Callable[[str], None],
         group: Processes,
     ) -> None:
         self.settings, self.training, self.output, self.report = settings, settings.training, output, report
         self.evaluations, self.group, self.device, self.data = evaluations, group, group.device, data
+        self.page_evaluations, self.say = page_evaluations, (say if group.is_first else lambda message: None)
         self.stream = data.stream(batch_size=self.training.batch_size, seed=self.training.seed)
         if checkpoints(output):  # the checkpoint's weights replace these
             model = build_model(settings, data.tokenizer, seed=self.training.seed)
@@ -173,13 +155,15 @@ class _Run:
         self.adapted = restrict(self.model, self.training)
         self.autocast = autocast_dtype(self.training, self.device)
         group.place(self.model, self.autocast)
-        self.objective = group.wrap(NextTokenLoss(self.model, group.exchange))
+        self.objective = group.wrap(NextTokenLoss(self.model, group.exchange, equal_rows=settings.data.equal_rows))
         self.optimizer = build_optimizer(self.model, self.training)
-        listen = say if group.is_first else lambda message: None
-        found = load_checkpoint(output, self.model, self.optimizer, say=listen, group=group)
+        found = load_checkpoint(output, self.model, self.optimizer, say=self.say, group=group)
         self.stops = Stops()
         origin = getattr(model.config, ORIGIN, None)
-        self.progress = found or Progress(step=0, seconds=0.0, tokens=0, curve=[], dequantized_from=origin)
+        begun = [Stage(length=length, step=0) for length in settings.data.lengths[:1]]
+        self.progress = found or Progress(
+            step=0, seconds=0.0, tokens=0, curve=[], dequantized_from=origin, stages=begun
+        )
         precision = str(self.autocast or self.model.dtype).removeprefix("torch.")
         if self.progress.precision not in (None, precision):
             raise InputError(
@@ -233,17 +217,20 @@ class _Run:
         rate = learning_rate(step, training)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["rate"]
-        batch = self.stream.batch(step)
+        batch = self.stream.batch(step, self.progress.page_length)
         self.progress.tokens += batch.input_ids.numel()
-        count = int((batch.labels[:, 1:] >= 0).sum())  # predictions of the whole batch, over all processes
-        passes = self.group.passes(batch.input_ids, batch.labels, training.micro_batch_size)
+        predicted = predictions(batch.labels)  # of the whole batch, over all processes
+        count = int((predicted > 0).sum() if self.settings.data.equal_rows else predicted.sum())
+        kinds = None if self.group.mesh is None or batch.pages is None else batch.pages.unique().tolist()
+        passes = self.group.passes(batch.input_ids, batch.labels, training.micro_batch_size, batch.pages)
         total = torch.zeros((), device=self.device, dtype=torch.promote_types(self.model.dtype, torch.float32))
         self.group.tick(f"the computation of step {step + 1}")
-        for index, (ids, targets) in enumerate(passes):
+        for index, (ids, targets, pages) in enumerate(passes):
             self.group.go_on(f"forward pass {index + 1} of step {step + 1}")
             with self.group.accumulating(self.objective, is_last=index == len(passes) - 1):
                 with self._precision():
-                    loss = self.objective(ids.to(self.device), targets.to(self.device)) / count
+                    given = [one.to(self.device) for one in (ids, targets, pages)]
+                    loss = self.objective(*given, kinds or pages.unique().tolist()) / count
                 # Gradients are averaged over the processes, but the loss is a sum over them.
                 (loss * self.group.averaged).backward()
             total += loss.detach()
@@ -298,6 +285,8 @@ class _Run:
             "tokens_per_second": progress.tokens / max(progress.seconds, 1e-9),
             "seconds": progress.seconds,
         }
+        if progress.page_length is not None:
+            line["page_length"] = progress.page_length
         if self.log is not None:
             self.log.write(finite(line))
         self._to_board(line)
@@ -308,9 +297,13 @@ class _Run:
         self._check_weights()
         self.model.eval()
         point: dict[str, Any] = {"step": self.progress.step, "train_loss": train_loss}
+        length = self.progress.page_length
+        evaluations = dict(self.evaluations)
+        if is_paged := length not in (None, self.settings.data.sequence_length):
+            evaluations["pages"] = self.page_evaluations[length]
         try:
             with torch.no_grad(), self._precision(), self._interruptible():
-                for name, evaluate in self.evaluations.items():
+                for name, evaluate in evaluations.items():
                     with self._reporting_tokens(name):
                         point.update(evaluate(self.model, self.group.divide))
         except NonFiniteError as error:
@@ -323,11 +316,23 @@ class _Run:
         finally:
             at_rest(self.model)
         self.model.train()
+        if is_paged:
+            point["page_length"] = length
+            self._advance(point[PAGE_ACCURACY])
         self.progress.curve.append(finite(point))
         if self.group.is_first:
             write_atomically(self.output / CURVE, json.dumps(self.progress.curve).encode())
         self._to_board({f"evaluation/{name}": value for name, value in point.items()} | {"step": point["step"]})
         self.report(self.progress.step, {"evaluation": point})
+
+    def _advance(self, accuracy: float) -> None:
+        """Begin the next stage, in all processes, if the accuracy on pages of this length is high enough."""
+        settings, progress = self.settings.data, self.progress
+        if not self.group.any(accuracy > settings.length_threshold):
+            return
+        following = settings.lengths[settings.lengths.index(progress.stages[-1].length) + 1]
+        progress.stages.append(Stage(length=following, step=progress.step))
+        self.say(f"retrieval sequences have {following} tokens from step {progress.step + 1} on")
 
     @contextmanager
     def _interruptible(self) -> Iterator[None]:
@@ -445,6 +450,7 @@ def run_values(model: PreTrainedModel, progress: Progress, output: Path, trainin
         "final": {name: curve[-1].get(name) if curve else None for name in FINAL},
         "best": None if best is None else {"accuracy": best["accuracy"], "step": best["step"]},
         "curve": curve,
+        "stages": progress.stages,
         "lambdas": lambdas(model),
         "gradient_norms": last.get("gradient_norms") if last else None,
         "diverged": None,

@@ -18,7 +18,9 @@ from antiphase.data.retrieval import (
     SymbolLanguage,
     TextLanguage,
     distinct,
+    needle_page,
 )
+from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.ops.shapes import IGNORED_TARGET
 from antiphase.randomness import keyed_generator
@@ -128,6 +130,20 @@ def test_a_text_sequence_reads_as_meant(text_language, text_tokenizer):
         assert first == f" {facts[asked[0][0]]}"
 
 
+def test_numbers_of_one_token(generated_text, text_tokenizer):
+    tokenizer = train_tokenizer([generated_text, *[needle_page()] * 4], 1200, digits=2)
+    tokens = numpy.array(tokenizer.encode(generated_text), dtype=numpy.uint16)
+    language = TextLanguage(tokenizer, tokens, one_token_numbers=True)
+    assert (language.value_count, language.longest_answer()) == (90, 1)
+    batch = RetrievalTask(language, needles=64, queries=2, sequence_length=600).sample(5, keyed_generator(23))
+    assert batch.answer_positions.shape == (5, 2, 1)
+    for row in batch.input_ids:
+        facts = dict(re.findall(r" City number: (\w+) (\d\d)\.", tokenizer.decode(row).split("text.", 1)[1]))
+        assert len(facts) == len(set(facts.values())) == 64  # questions repeat them
+    with pytest.raises(InputError, match=r"^data\.one_token_numbers: .* numbers of 2 digits as up to 3 tokens; raise"):
+        TextLanguage(text_tokenizer, tokens, one_token_numbers=True)
+
+
 def test_text_needles_stand_between_sentences(text_language, text_tokenizer):
     task = RetrievalTask(text_language, needles=3, queries=1, sequence_length=260)
     batch = task.sample(20, keyed_generator(6))
@@ -193,6 +209,24 @@ def test_equal_generators_give_equal_sequences_and_others_do_not(task):
     assert torch.equal(first.answer_positions, again.answer_positions)
     assert all(torch.equal(first.spans[name], again.spans[name]) for name in SPANS)
     assert not torch.equal(first.input_ids, other.input_ids)
+
+
+@pytest.mark.parametrize("together", [1, 3])
+def test_a_sequence_draws_its_number_of_questions(together):
+    task = RetrievalTask(SYMBOLS, needles=5, queries=4, sequence_length=60, together=together, queries_drawn=True)
+    batch = task.sample(400, keyed_generator(21))
+    assert batch.answer_positions.shape == (400, 4, 1)
+    asked = batch.answer_positions[..., 0] >= 0
+    assert torch.equal(asked.sort(1, descending=True).values, asked)  # those that are not asked come last
+    shares = torch.bincount(asked.sum(1), minlength=5) / 400
+    assert shares[0] == 0
+    assert (shares[1:] - 0.25).abs().max() < 0.09
+    counted = batch.labels() != IGNORED_TARGET
+    assert torch.equal(counted.sum(1), asked.sum(1))
+    assert batch.answer_positions[:, 0].min() > 0
+    assert torch.equal(batch.answer_positions.amax((1, 2)), torch.full((400,), 59))  # and filler takes their room
+    at_depth = task.sample(20, keyed_generator(22), depth=0.0)
+    assert (at_depth.spans["answer"].float().argmax(1) == 1).all()
 
 
 # ------------------------------------------------------------------------------------------ depth

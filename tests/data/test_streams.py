@@ -121,6 +121,58 @@ def test_all_of_a_text_batch_counts_but_the_needles():
     assert needles.sum(1).tolist() == [2 * TASK.needles] * 4
     assert (retrieval[needles] == IGNORED_TARGET).all()
     assert torch.equal(retrieval[~needles], sampled.input_ids[~needles])
+    answers = text(batch_size=8, needle_share=0.5, answers_only=True).batch(1)
+    assert torch.equal(answers.labels[4:], sampled.labels())
+    assert torch.equal(answers.input_ids, batch.input_ids)
+
+
+# ------------------------------------------------------------------------------------------ pages
+
+ROOMY = RetrievalTask(SYMBOLS, needles=3, queries=2, sequence_length=60)
+
+
+def paged(kind, *, answers_only=False):
+    if kind == "synthetic":
+        return SyntheticStream(ROOMY, batch_size=6, needle_share=0.5, key=(0, "training"))
+    packed = PackedTokens(numpy.arange(1000, 1000 + 20 * 60, dtype=numpy.uint16), 60)
+    return TextStream(packed, ROOMY, batch_size=6, needle_share=0.5, key=(0, "training"), answers_only=answers_only)
+
+
+@pytest.mark.parametrize("kind", ["synthetic", "text"])
+def test_a_batch_in_pages_is_a_pure_function_of_its_step_and_their_length(kind):
+    stream, fresh = paged(kind), paged(kind)
+    found = {(step, length): stream.batch(step, length) for step in range(4) for length in (None, 60, 20, 15)}
+    for step, length in ((3, 15), (0, 60), (3, None), (1, 20), (1, 15)):
+        batch = fresh.batch(step, length)
+        assert torch.equal(batch.input_ids, found[step, length].input_ids)
+        assert torch.equal(batch.labels, found[step, length].labels)
+    for step in range(4):
+        assert torch.equal(found[step, None].input_ids, found[step, 60].input_ids)
+        assert found[step, 60].pages is None
+        assert {batch.input_ids.shape for (at, _), batch in found.items() if at == step} == {(6, 60)}
+
+
+@pytest.mark.parametrize("length", [15, 20, 30])
+def test_each_page_is_a_whole_sequence_and_text_stays_as_it_is(length):
+    stream = paged("text", answers_only=True)
+    batch, long = stream.batch(2, length), stream.batch(2)
+    assert batch.pages.tolist() == [1] * 3 + [60 // length] * 3
+    assert torch.equal(batch.input_ids[:3], long.input_ids[:3])
+    assert torch.equal(batch.labels[:3], long.labels[:3])
+    pages, labels = batch.input_ids[3:].view(-1, length), batch.labels[3:].view(-1, length)
+    sampled = ROOMY.of_length(length).sample(len(pages), keyed_generator(0, "training", "needles", 2))
+    assert torch.equal(pages, sampled.input_ids)
+    assert torch.equal(labels, sampled.labels())
+    assert (pages[:, 0] == SYMBOLS.opening()[0]).all()
+
+
+def test_nothing_predicts_the_first_token_of_a_page():
+    filler = paged("text").batch(0, 20).labels
+    repeated = paged("synthetic").batch(0, 20)
+    assert (filler[3:, ::20] == IGNORED_TARGET).all()
+    assert (filler[3:] != IGNORED_TARGET).sum() > 3 * 3 * 10  # filler counts
+    assert repeated.pages.tolist() == [3] * 6
+    assert (repeated.input_ids[:, ::20] == SYMBOLS.opening()[0]).all()
 
 
 # ------------------------------------------------------------------------------------------ order and mixtures

@@ -23,7 +23,7 @@ from antiphase.studies.reproduce.readings import diverged
 from antiphase.studies.scaling.measure import scaling
 from antiphase.studies.training_run import train_run
 from antiphase.studies.tune.measure import tune
-from antiphase.training.loop import NextTokenLoss
+from antiphase.training.objective import NextTokenLoss
 
 SMALL = ("training.steps=6", "training.evaluate_every=3", "training.checkpoint_every=2", "compare.seeds=[0,1]")
 

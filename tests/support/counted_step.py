@@ -20,7 +20,7 @@ from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.ops.plain import plain_cross_entropies
 from antiphase.training import loop
 from antiphase.training.distributed import processes
-from antiphase.training.loop import NextTokenLoss
+from antiphase.training.objective import NextTokenLoss
 from antiphase.training.optimizer import build_optimizer
 from antiphase.training.run_model import sized_config
 
@@ -84,7 +84,7 @@ def counted_step(run, group):
     def step():
         ids = torch.randint(0, config.vocab_size, (training.batch_size, run.data.sequence_length))
         passes = group.passes(ids, ids, training.micro_batch_size)
-        for index, (piece, targets) in enumerate(passes):
+        for index, (piece, targets, _) in enumerate(passes):
             with group.accumulating(objective, is_last=index == len(passes) - 1):
                 with torch.autocast("cpu", torch.bfloat16, enabled=precision is not None):
                     loss = objective(piece, targets)

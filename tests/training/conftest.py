@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
-from antiphase.studies.training_run import curve_evaluations
+from antiphase.studies.training_run import curve_evaluations, page_evaluations
 from antiphase.training.checkpoint import checkpoints
 from antiphase.training.loop import train
 
@@ -26,7 +26,10 @@ def run(settings):
     def execute(folder, *overrides, **arguments):
         chosen = settings(*overrides)
         data = prepare(chosen.data, folder.parent / "tokens")
-        return train(chosen, data, folder, evaluations=curve_evaluations(chosen, data), **arguments)
+        return train(
+            chosen, data, folder, evaluations=curve_evaluations(chosen, data),
+            page_evaluations=page_evaluations(chosen, data), **arguments,
+        )  # fmt: skip
 
     return execute
 

@@ -15,7 +15,7 @@ from antiphase.records import Record
 from antiphase.studies.training_run import train_run
 from antiphase.training import loop
 from antiphase.training.checkpoint import checkpoints, sealed
-from antiphase.training.loop import NextTokenLoss
+from antiphase.training.objective import NextTokenLoss
 from antiphase.training.optimizer import build_optimizer
 from antiphase.training.run_folder import read_metrics
 from support.records import values

@@ -25,7 +25,7 @@ from antiphase.training.checkpoint import Progress, checkpoints, load_checkpoint
 from antiphase.training.distributed import Processes, alone, mesh_sizes
 from antiphase.training.divided_checkpoint import DividedCheckpoints
 from antiphase.training.divided_files import export
-from antiphase.training.loop import NextTokenLoss
+from antiphase.training.objective import NextTokenLoss
 from antiphase.training.optimizer import build_optimizer
 from antiphase.training.sharding import whole
 from antiphase.training.watch import Report, Watch, hang_message
@@ -261,8 +261,8 @@ def test_batches_are_divided_into_equally_many_passes(group, count):
             for rank in range(count)
         ]
         assert len({len(passes) for passes in shares}) == 1
-        assert all(len(one) == len(other) for passes in shares for one, other in passes)
-        predicted = [label for passes in shares for _, labels in passes for label in labels[labels >= 0].tolist()]
+        assert all(len({*map(len, parts)}) == 1 for passes in shares for parts in passes)
+        predicted = [label for passes in shares for _, labels, _ in passes for label in labels[labels >= 0].tolist()]
         assert sorted(predicted) == list(range(35))
 
 

@@ -14,7 +14,7 @@ from antiphase.data.prepare import prepare
 from antiphase.layers.registry import attention_layers
 from antiphase.training import loop, run_model
 from antiphase.training.checkpoint import checkpoints
-from antiphase.training.loop import NextTokenLoss
+from antiphase.training.objective import NextTokenLoss
 from antiphase.training.optimizer import learning_rate
 from antiphase.training.run_model import build_model
 

@@ -25,7 +25,7 @@ from antiphase.studies.runs import run_of
 from antiphase.studies.training_run import train_run
 from antiphase.training import checkpoint, device, loop
 from antiphase.training.device import choose_device
-from antiphase.training.loop import NextTokenLoss
+from antiphase.training.objective import NextTokenLoss
 from antiphase.training.run_model import build_model
 
 
@@ -123,10 +123,10 @@ def test_a_run_with_an_earlier_versions_checkpoint_is_refused_and_its_model_stay
 def test_every_step_reads_its_own_batch_once(tmp_path, run, monkeypatch):
     read, real = [], SyntheticStream.batch
 
-    def batch(stream, step):
+    def batch(stream, step, page_length=None):
         if stream.key == (0, "training"):
             read.append(step)
-        return real(stream, step)
+        return real(stream, step, page_length)
 
     monkeypatch.setattr(SyntheticStream, "batch", batch)
     with pytest.raises(Interrupted):

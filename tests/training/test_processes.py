@@ -5,22 +5,17 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import termios
 import time
 
 import pytest
 
+from support.launched import command, in_two_processes
 from support.records import values
 
 pytestmark = pytest.mark.slow
 
 LONG = ("training.steps=400", "training.evaluate_every=100", "training.checkpoint_every=7")
-
-
-def command(preset, output, *overrides, launcher=("-m",)):
-    words = [sys.executable, *launcher, "antiphase", "train", "--preset", str(preset), "--output", str(output)]
-    return [*words, *(word for override in overrides for word in ("--set", override))]
 
 
 def wait_for(condition, process, seconds=120):
@@ -74,15 +69,6 @@ def test_a_run_whose_terminal_is_closed_writes_a_checkpoint(tmp_path, tiny_prese
         os.close(ours)
         assert process.wait(timeout=60) == 130
     assert kept(tmp_path / "run")["progress"]["step"] >= 30
-
-
-def in_two_processes(preset, output, *overrides, further=()):
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-    return subprocess.run(
-        [*command(preset, output, *overrides, launcher=launcher), *further],
-        capture_output=True, text=True, check=False, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "1000"},
-    )  # fmt: skip
 
 
 @pytest.mark.essential
