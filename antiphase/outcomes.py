@@ -5,108 +5,15 @@ If some models learned and others did not, accuracies are reported as counts of 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-from antiphase.typed import OPTIONAL
+from dataclasses import dataclass
 
 GAP = 0.25
 """Smallest gap between models that learned and those that did not, as a share of the range from guessing to 1."""
 APART = 3
 """Smallest distance between groups of losses, as a multiple of the spread within groups."""
-NOT_SEEN = "not seen at this scale"
-"""Verdict if a baseline is ahead at a scale other than the claim's own, which does not contradict the claim."""
 Counts = dict[str, list[int]]
 """By arm, how many of its seeds learned, and the number of seeds."""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Median, mean and range of one arm."""
-
-    median: float | None = None
-    mean: float | None = None
-    minimum: float | None = None
-    maximum: float | None = None
-    values: list[float | None] = field(default_factory=list)
-    """One for each seed."""
-
-    @classmethod
-    def of(cls, values: Sequence[float | None]) -> Summary:
-        known = [value for value in values if value is not None]
-        if not known:
-            return cls(values=list(values))
-        return cls(statistics.median(known), statistics.fmean(known), min(known), max(known), list(values))
-
-
-@dataclass(frozen=True)
-class Basis:
-    """Components of a confidence interval of a mean over seeds."""
-
-    p: float
-    """Two-sided p-value of the hypothesis that the mean is 0."""
-    method: str
-    covers: str
-    """``seeds and sample``, or only ``seeds`` if the records have no information on the sample."""
-    sample: str | None
-    """Source of the sample's variance, and whether seeds share the sample."""
-    seed_variance: float
-    """Variance of the mean, estimated from the values' spread over seeds."""
-    sample_variance: float | None
-    """Variance of the mean that is due to the sample."""
-    degrees: float
-
-    @property
-    def words(self) -> str:
-        """For example ``over seeds and sample (Student and Satterthwaite)``."""
-        return f"over {self.covers} ({self.method})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """An arm minus the baseline."""
-
-    mean: float | None = None
-    """None where a seed has no value, or models either learned or did not."""
-    interval: list[float] | None = None
-    """95 %."""
-    seeds: int = 0
-    """Seeds with a value in both arms."""
-    values: list[float] = field(default_factory=list)
-    interval_is: Basis | None = field(default=None, metadata=OPTIONAL)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparedMetric:
-    """One metric of several arms."""
-
-    metric: str
-    unit: str = ""
-    lower_is_better: bool = False
-    arms: dict[str, Summary]
-    differences: dict[str, Difference] = field(default_factory=dict)
-    """The difference of every other arm from the baseline."""
-    learned: Counts | None = None
-    """How many seeds learned, of arms that only counts describe."""
-    line: float | None = None
-    """The value above which they have."""
-    sentence: str = ""
-    survival: dict[str, Any] | None = field(default=None, metadata=OPTIONAL)
-    """Of a number of steps, how many seeds of each arm passed, and when (``uncertainty.survival``)."""
-    log_rank_p: dict[str, float | None] | None = field(default=None, metadata=OPTIONAL)
-
-
-@dataclass(frozen=True)
-class InFamily:
-    """A verdict among all that were tested together."""
-
-    p: float | None
-    p_holm: float | None
-    """Adjusted by Holm."""
-    verdict_holm: str
-    """What would hold under it."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -17,7 +17,7 @@ from scipy import stats
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 from evidence import studies
-from evidence_effects import Results, Survival, runs_of, survivals
+from evidence_effects import Results, runs_of, steps_by_level
 from evidence_tables import found
 
 from antiphase.report.figures import figure_bytes
@@ -37,8 +37,8 @@ def main() -> None:
     if all(map(runs_of, GAPS)):
         figure = gap_by_steps({label: found(study) for study, label in GAPS.items()})
         (IMAGES / "steps.png").write_bytes(figure_bytes(figure, "png"))
-    arms = survivals(runs_of("survival"), "attention", list(studies()["survival"]["factors"]["attention"]))
-    (IMAGES / "survival.png").write_bytes(figure_bytes(learned_by(arms), "png"))
+    arms, until = steps_by_level(runs_of("survival"), "attention", list(studies()["survival"]["factors"]["attention"]))
+    (IMAGES / "survival.png").write_bytes(figure_bytes(learned_by(arms, until), "png"))
 
 
 @matplotlib.rc_context(STYLE)
@@ -82,10 +82,10 @@ def gap_by_steps(studies: Mapping[str, Results]) -> Figure:
             first, second = (results.losses[results.combinations.index((arm, name))] for arm in results.factors[arms])
             gaps = (second - first)[np.isfinite(second - first)]
             axes.plot([place] * len(gaps), gaps, MARKERS[index], color=COLOURS[index], fillstyle="none", markersize=6)
-        effects = results.simple_effects(arms)
-        means, low, high = (np.array([getattr(one, name) for one in effects]) for name in ("estimate", "low", "high"))
+        known = [one.found for one in results.simple_effects(arms) if one.found is not None]
+        means = np.array([one.estimate for one in known])
         colour, line = COLOURS[index], LINES[index]
-        spread = [means - low, high - means]
+        spread = [one.interval()[1] - one.estimate for one in known]
         axes.errorbar(places, means, spread, color=colour, linestyle=line, capsize=4, label=label)
     axes.axhline(0, color="0.4", linewidth=1)
     axes.set_xscale("log", base=2)
@@ -98,13 +98,14 @@ def gap_by_steps(studies: Mapping[str, Results]) -> Figure:
 
 
 @matplotlib.rc_context(STYLE)
-def learned_by(arms: list[Survival]) -> Figure:
+def learned_by(arms: Mapping[str, Sequence[int | None]], until: int) -> Figure:
     """Share of each arm's runs that had passed 50 % by a step (Kaplan and Meier), with pointwise 95 % intervals."""
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    last = max(step for arm in arms for step in (*arm.steps, *arm.censored)) + 50
-    for index, arm in enumerate(arms):
-        curve = stats.ecdf(arm.data).cdf
+    last = until + 50
+    for index, (name, steps) in enumerate(arms.items()):
+        ends = [until if step is None else step for step in steps]
+        curve = stats.ecdf(stats.CensoredData.right_censored(ends, [step is None for step in steps])).cdf
         interval = curve.confidence_interval(0.95, method="log-log")
         # Before the first and after the last step of the data the functions are constant
         places = [0.0, *curve.quantiles, float(last)]
@@ -112,9 +113,8 @@ def learned_by(arms: list[Survival]) -> Figure:
             [start, *function.probabilities, function.probabilities[-1]]
             for start, function in ((0.0, curve), (0.0, interval.low), (0.0, interval.high))
         )
-        count = len(arm.steps) + len(arm.censored)
         axes.step(places, shares, where="post", color=COLOURS[index], linestyle=LINES[index],
-                  label=f"{arm.name}, {count} runs")  # fmt: skip
+                  label=f"{name}, {len(steps)} runs")  # fmt: skip
         # Where all or none of the runs have passed, the formula gives no bound
         low, high = np.nan_to_num(np.array(low), nan=1.0), np.nan_to_num(np.array(high), nan=1.0)
         axes.fill_between(places, low, high, step="post", color=COLOURS[index], alpha=0.15, linewidth=0)

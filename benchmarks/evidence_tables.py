@@ -13,10 +13,12 @@ from functools import cache
 from typing import Any
 
 from evidence import Choice, best_of, count, studies
-from evidence_effects import Effect, Levels, Results, compared, described, log_rank, results, runs_of, survivals
+from evidence_effects import Effect, Levels, Results, compared, described, results, runs_of, steps_by_level
 
 from antiphase.studies.tune.measure import BEFORE
-from antiphase.uncertainty.seeds import holm
+from antiphase.uncertainty.blocks import Contrast
+from antiphase.uncertainty.intervals import mean_interval
+from antiphase.uncertainty.survival import compare_steps, survival
 
 DEPARTURES = {
     "V1": "softmax", "gated softmax": "softmax", "sink logits": "softmax", "DEX from the first step": "softmax",
@@ -143,30 +145,94 @@ def against(study: str, pairs: Mapping[str, str]) -> Rows:
     known = found(study)
     parameters = {run["levels"]["arm"]: run["values"]["parameters"] for run in runs_of(study)}
     effects = {arm: known.contrast(compared(arm, other), {(arm,): 1.0, (other,): -1.0}) for arm, other in pairs.items()}
-    corrected = dict(zip(effects, _holm(list(effects.values())), strict=True))
-    rows = [["arm", "parameters", "held-out loss", "departs from", "difference", "95 % interval", "p, Holm"]]
+    rows = [["arm", "parameters", "held-out loss", "departs from", "difference", "95 % interval", "MDE"]]
     for (arm,) in known.combinations:
         count = f"{parameters[arm]:,}" if arm in parameters else "–"
-        numbers = [*_numbers(effects[arm]), corrected[arm]] if arm in effects else ["–"] * 3
+        numbers = _numbers(effects[arm]) if arm in effects else ["–"] * 3
         other = described("arm", pairs[arm]) if arm in pairs else "–"
         rows.append([described("arm", arm), count, _mean_and_seeds(known, (arm,)), other, *numbers])
     return rows
 
 
-def power(factors: Mapping[str, str]) -> Rows:
-    """How far a difference varies over seeds, and the difference that a study can see.
+def power(names: Sequence[str]) -> Rows:
+    """How far losses vary beside their arms and seeds, and the difference of two arms that a study can see."""
+    rows = [["study", "arms", "seeds", "residual standard deviation", "p that arms vary alike", "pooled", "MDE"]]
+    for name in names:
+        blocks = found(name).blocks
+        if blocks is None:
+            continue
+        arms, seeds = blocks.values.shape
+        p = "–" if blocks.pooling_p is None else f"{blocks.pooling_p:.2g}"
+        sizes = [known.detectable for arm in blocks.arms[1:] if (known := blocks.difference(arm, blocks.arms[0]))]
+        if blocks.is_pooled:
+            sizes = sizes[:1]  # all are equal
+        seen = " to ".join(f"{size:.2g}" for size in dict.fromkeys((min(sizes), max(sizes))))
+        rows.append([name, str(arms), str(seeds), f"{blocks.spread:.2g}", p, "yes" if blocks.is_pooled else "no", seen])
+    return rows
+
+
+def variances(contrasts: Mapping[str, tuple[str, str]]) -> Rows:
+    """What a contrast's verdict owes to the variance that is used: that of its own values, or of all residuals.
 
     Args:
-        factors: the factor whose levels are compared with the first, by study.
+        contrasts: an arm and another, by study.
     """
-    rows = [["study", "difference", "seeds", "standard deviation over seeds", "seen with a power of 80 %",
-             "as the clearest of six, by Holm"]]  # fmt: skip
-    for study, factor in factors.items():
-        for effect in found(study).simple_effects(factor):
-            found_values = effect.spread, effect.detectable, effect.detectable_of_six
-            numbers = ["–" if math.isnan(value) else f"{value:.2g}" for value in found_values]
-            rows.append([study, effect.name, str(effect.seeds), *numbers])
+    rows = [["study", "difference", "estimate", "variance of its own values", "p", "of all residuals", "p",
+             "p that arms vary alike", "used"]]  # fmt: skip
+    for study, (arm, other) in contrasts.items():
+        blocks = found(study).blocks
+        assert blocks is not None, study
+        ways = [blocks.contrast({(arm,): 1.0, (other,): -1.0}, pooled=pooled) for pooled in (False, True)]
+        own, pooled = (way for way in ways if way is not None)
+        rows.append([study, f"{arm} - {other}", f"{own.estimate:+.3f}", _interval(own), f"{own.p:.2g}",
+                     _interval(pooled), f"{pooled.p:.2g}", f"{blocks.pooling_p:.2g}",
+                     "all" if blocks.is_pooled else "its own"])  # fmt: skip
     return rows
+
+
+def _interval(known: Contrast) -> str:
+    return "{:+.3f} to {:+.3f}".format(*known.interval())
+
+
+def equal_loss(study: str) -> Rows:
+    """Share of softmax's tokens with which V1 has an equal loss, by laws L = E + A / tokens^a of each seed's own runs.
+
+    Three runs determine a law. Softmax's is read at V1's loss, which after the longest training is below its last one,
+    and V1's at softmax's loss. Intervals are Student's of the logarithms over seeds.
+    """
+    known = found(study)
+    lengths = known.factors["steps"]
+    tokens = [_tokens(study, length) for length in lengths]
+    rows = [["trained on", "softmax's law at V1's loss", "V1's law at softmax's loss"]]
+    needed: list[list[list[float]]] = [[], []]
+    for seed in range(len(known.seeds)):
+        softmax, differential = (
+            [float(known.losses[known.combinations.index((arm, length)), seed]) for length in lengths]
+            for arm in ("softmax", "V1")
+        )
+        laws = law_through(tokens, softmax), law_through(tokens, differential)
+        needed[0].append([size / laws[0](loss) for size, loss in zip(tokens, differential, strict=True)])
+        needed[1].append([laws[1](loss) / size for size, loss in zip(tokens, softmax, strict=True)])
+    for place, size in enumerate(tokens):
+        cells = []
+        for shares in needed:
+            logs = [math.log(by_seed[place]) for by_seed in shares]
+            middle, *ends = (math.exp(value) for value in (statistics.fmean(logs), *(mean_interval(logs) or ())))
+            cells.append(f"{100 * middle:.0f} % [{' to '.join(f'{100 * end:.0f}' for end in ends)}]")
+        rows.append([f"{size / 1e6:.1f}M tokens", *cells])
+    return rows
+
+
+def law_through(tokens: Sequence[float], losses: Sequence[float]) -> Callable[[float], float]:
+    """Tokens at a loss, by the law L = E + A / tokens^a through three points, each with twice the tokens before it."""
+    exponent = math.log2((losses[0] - losses[1]) / (losses[1] - losses[2]))
+    height = (losses[0] - losses[1]) / (tokens[0] ** -exponent - tokens[1] ** -exponent)
+    floor = losses[0] - height * tokens[0] ** -exponent
+    return lambda loss: (height / (loss - floor)) ** (1 / exponent)
+
+
+def _tokens(study: str, steps: str) -> int:
+    return next(run["values"]["tokens"] for run in runs_of(study) if run["levels"]["steps"] == steps)
 
 
 def change_of_effect(study: str, factor: str, other: str) -> Rows:
@@ -203,7 +269,7 @@ def against_softmax(study: str) -> Rows:
     normed = known.contrast("V1 against softmax with norm", {("V1",): 1.0, norm: -1.0})
     middle: dict[Levels, float] = {norm: 1.0, ("softmax",): -0.5, ("V1",): -0.5}
     half = known.contrast("softmax with norm against the mean of softmax and V1", middle)
-    return _corrected([*known.simple_effects("arm"), normed, half])
+    return _effects([*known.simple_effects("arm"), normed, half])
 
 
 def simple_effects(study: str, factor: str) -> Rows:
@@ -224,11 +290,11 @@ def by_book(study: str, factor: str) -> Rows:
                 runs.append(run)
                 continue
             blocks = known[document]
-            alone = {"final": {"loss": statistics.fmean(blocks)}, "block_losses": {document: blocks}}
+            alone = {"final": {"loss": statistics.fmean(blocks)}}
             runs.append({**run, "values": alone})
         columns.append(results(runs, factors).simple_effects(factor))
     return rows + [
-        [effects[0].name, *(f"{e.estimate:+.3f}" for e in effects)] for effects in zip(*columns, strict=True)
+        [effects[0].name, *(_numbers(effect)[0] for effect in effects)] for effects in zip(*columns, strict=True)
     ]
 
 
@@ -245,46 +311,31 @@ def progress() -> Rows:
     return rows
 
 
-def survival(study: str, factor: str) -> Rows:
-    """Runs that passed 50 %, the step by which half had, and the log-rank test against the first arm."""
-    levels = list(studies()[study]["factors"][factor])
-    arms = survivals(runs_of(study), factor, levels)
-    rows = [[factor, "passed 50 %", "half had passed by step", "log-rank p against the first"]]
-    for arm in arms:
-        count, median = len(arm.steps) + len(arm.censored), arm.median()
-        p = "–" if arm is arms[0] else f"{log_rank(arms[0], arm):.2g}"
-        rows.append([arm.name, f"{len(arm.steps)} of {count}", "never" if median is None else f"{median:,.0f}", p])
+def learned(study: str, factor: str) -> Rows:
+    """Runs that passed 50 %, the step by which half had, and hazard ratio and log-rank test against the first arm."""
+    steps, until = steps_by_level(runs_of(study), factor, list(studies()[study]["factors"][factor]))
+    rows = [[factor, "passed 50 %", "half had passed by step", "95 %", "hazard ratio to the first", "95 %",
+             "log-rank p"]]  # fmt: skip
+    first = next(iter(steps.values()))
+    for level, own in steps.items():
+        found, ratio = survival(own, until), None if own is first else compare_steps(own, first)
+        middle, *ends = ("never" if step is None else f"{step:,}" for step in (found.median, *found.median_interval))
+        compared = ["–"] * 3
+        if ratio is not None:
+            compared = [f"{ratio.ratio:.2f}", "{:.2f} to {:.2f}".format(*ratio.interval), f"{ratio.p:.2g}"]
+        rows.append([level, f"{found.passed} of {found.seeds}", middle, " to ".join(ends), *compared])
     return rows
 
 
 def _effects(effects: list[Effect]) -> Rows:
-    """With a column of seeds where they are not all the same."""
-    rows = [["effect on the held-out loss, nats per token", "estimate", "95 % interval"]]
-    rows += [[effect.name, *_numbers(effect)] for effect in effects]
-    if len({effect.seeds for effect in effects}) > 1:
-        rows = [[*row, column] for row, column in zip(rows, ["seeds", *(str(e.seeds) for e in effects)], strict=True)]
-    return rows
-
-
-def _corrected(effects: list[Effect]) -> Rows:
-    """``_effects`` with the p of each, corrected for their number by Holm's method."""
-    return [[*row, p] for row, p in zip(_effects(effects), ["p, Holm", *_holm(effects)], strict=True)]
-
-
-def _holm(effects: list[Effect]) -> list[str]:
-    known = [place for place, effect in enumerate(effects) if not math.isnan(effect.p)]
-    cells = ["–"] * len(effects)
-    for place, p in zip(known, holm([effects[place].p for place in known]), strict=True):
-        cells[place] = f"{p:.2g}"
-    return cells
+    rows = [["effect on the held-out loss, nats per token", "estimate", "95 % interval", "MDE"]]
+    return rows + [[effect.name, *_numbers(effect)] for effect in effects]
 
 
 def _numbers(effect: Effect) -> list[str]:
-    """The estimate and the interval."""
-    return [
-        "–" if math.isnan(effect.estimate) else f"{effect.estimate:+.3f}",
-        "–" if math.isnan(effect.low) else f"{effect.low:+.3f} to {effect.high:+.3f}",
-    ]
+    """The estimate, the interval and the MDE."""
+    known = effect.found
+    return ["–"] * 3 if known is None else [f"{known.estimate:+.3f}", _interval(known), f"{known.detectable:.3f}"]
 
 
 def passes(study: str) -> Rows:
@@ -358,18 +409,22 @@ TABLES: dict[str, Callable[[], Rows]] = {
     "best-by-book": lambda: by_book("best", "arm"),
     "rivals": lambda: against("rivals", DEPARTURES),
     "power": lambda: power(
-        {
-            "factorial": "attention",
-            "heads-of-width-16": "attention",
-            "heads-of-one-model": "attention",
-            "tied": "attention",
-            "steps": "attention",
-            "steps-own": "arm",
-            "five-arms": "arm",
-            "best": "arm",
-        },
+        [
+            "factorial",
+            "heads-of-width-16",
+            "heads-of-one-model",
+            "tied",
+            "precision",
+            "steps",
+            "steps-own",
+            "five-arms",
+            "best",
+            "rivals",
+        ]
     ),
-    "survival": lambda: survival("survival", "attention"),
+    "variances": lambda: variances({"best": ("V1", "softmax"), "rivals": ("gated softmax", "softmax")}),
+    "equal-loss": lambda: equal_loss("steps"),
+    "survival": lambda: learned("survival", "attention"),
     "norm-weight": lambda: main_effects("norm-weight"),
     "norm-weight-start-0.02": lambda: main_effects("norm-weight-start-0.02"),
     "lambda": lambda: main_effects("lambda"),

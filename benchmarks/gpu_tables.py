@@ -27,7 +27,7 @@ from antiphase.benchmarks.model import SOFTMAX as SOFTMAX_MODEL
 from antiphase.benchmarks.schemes import Scheme
 from antiphase.records import Record
 from antiphase.report.benchmarks import ratio_text
-from antiphase.uncertainty.seeds import seeds_interval
+from antiphase.uncertainty.blocks import Blocks
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs/records/gpu-h200"
 BOTH = "forward + backward"
@@ -173,11 +173,9 @@ def pairs() -> list[list[str]]:
         for arm, name in arms.items():
             found.append([f"{words}, {name}", *(f"{value:.3f}" for value in values[arm]), f"{fmean(values[arm]):.3f}"])
         differences = [two - one for one, two in zip(*values.values(), strict=True)]
-        low, high = (
-            _ends(differences) if words != "held-out loss" else losses["differences"]["differential"]["interval"]
-        )
+        blocks = Blocks.of(_pair_losses() if words == "held-out loss" else values)
         found.append(["V1 minus softmax", *(f"{value:+.3f}" for value in differences),
-                      f"{fmean(differences):+.3f} (95 %: {low:+.3f} to {high:+.3f})"])  # fmt: skip
+                      _difference(blocks, "differential", "softmax", "95 %: ")])  # fmt: skip
     return found
 
 
@@ -186,29 +184,33 @@ CONTROLS = {"softmax-norm": "softmax with a head norm", "softmax-6e-3": "softmax
 
 def controls() -> list[list[str]]:
     """Held-out loss of further softmax models of the same seeds and batches, and how they and V1 differ."""
-    pairs, others = (Record.load(RECORDS / f"pairs/{name}.json") for name in ("compare", "norm-and-rate"))
-    assert pairs.seeds == others.seeds
-    losses = {
-        arm: values["values"] for record in (pairs, others) for entry in record.values["comparison"]
-        if entry["metric"] == "held-out loss" for arm, values in entry["arms"].items()
-    }  # fmt: skip
-    found = [["held-out loss, nats per token", *(f"seed {seed}" for seed in pairs.seeds), "mean",
+    losses = _pair_losses()
+    blocks, seeds = Blocks.of(losses), Record.load(RECORDS / "pairs/compare.json").seeds
+    found = [["held-out loss, nats per token", *(f"seed {seed}" for seed in seeds), "mean",
               "minus softmax (95 %)", "V1 minus it (95 %)"]]  # fmt: skip
     for arm, name in CONTROLS.items():
-        cells = []
-        for one, other in ((arm, "softmax"), ("differential", arm)):
-            differences = [left - right for left, right in zip(losses[one], losses[other], strict=True)]
-            low, high = _ends(differences)
-            cells.append(f"{fmean(differences):+.3f} ({low:+.3f} to {high:+.3f})")
+        cells = [_difference(blocks, *pair) for pair in ((arm, "softmax"), ("differential", arm))]
         values = losses[arm]
         found.append([name, *(f"{value:.3f}" for value in values), f"{fmean(values):.3f}", *cells])
     return found
 
 
-def _ends(differences: Sequence[float]) -> tuple[float, float]:
-    interval = seeds_interval(differences)
-    assert interval is not None
-    return interval.low, interval.high
+def _pair_losses() -> dict[str, list[float]]:
+    """Held-out loss by seed of all models of 34M parameters, which share seeds and batches."""
+    return {
+        arm: values["values"]
+        for name in ("compare", "norm-and-rate")
+        for entry in Record.load(RECORDS / f"pairs/{name}.json").values["comparison"]
+        if entry["metric"] == "held-out loss"
+        for arm, values in entry["arms"].items()
+    }
+
+
+def _difference(blocks: Blocks[str] | None, arm: str, other: str, words: str = "") -> str:
+    found = None if blocks is None else blocks.difference(arm, other)
+    assert found is not None, "every arm was measured with every seed"
+    low, high = found.interval()
+    return f"{found.estimate:+.3f} ({words}{low:+.3f} to {high:+.3f})"
 
 
 KINDS = {

@@ -37,7 +37,7 @@ from antiphase.probing.statistics import attention_statistics
 from antiphase.randomness import keyed_generator
 from antiphase.records import Record
 from antiphase.scoring.loading import load_model, origins
-from antiphase.studies.registered_claims import CLAIMS_FILE
+from antiphase.studies.claims import CLAIM_FILE
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 from conversion import gguf_file
@@ -220,11 +220,11 @@ def is_of_another(name: str, words: Sequence[str], output: Path) -> bool:
 
 
 def publish(folder: Path, records: Path) -> None:
-    """Copy a step's record, and the claims written before it, to the folder of records; an unfinished step has none."""
+    """Copy a step's record, and the claim written before it, to the folder of records; an unfinished step has none."""
     if not (folder / "record.json").is_file():
         return
     records.mkdir(parents=True, exist_ok=True)
-    for file, name in (("record.json", folder.name), (CLAIMS_FILE, f"{folder.name}-claims")):
+    for file, name in (("record.json", folder.name), (CLAIM_FILE, f"{folder.name}-claim")):
         if (folder / file).is_file():
             shutil.copyfile(folder / file, records / f"{name}.json")
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from antiphase.records import Record, finite
 from antiphase.report.tables import Table
-from antiphase.studies.registered_claims import UNREGISTERED, Registration
-from antiphase.studies.reproduce import presentation
+from antiphase.studies.reproduce import Reproduction, presentation
 from antiphase.studies.reproduce.judging import judge_all
 from antiphase.studies.reproduce.readings import Found
 
@@ -28,16 +27,11 @@ def published() -> list[list[str]]:
 
 
 def _judged_again(make: Callable[[Record], Table | None]) -> list[list[str]]:
-    """A table of the reproduction, its claims judged anew from the records of its parts by today's intervals."""
+    """A table of the reproduction, its claims judged anew from the records of its parts."""
     whole = _record("reproduce")
     parts = {part: [_record(name) for name in names] for part, names in whole.values["parts"].items()}
-    before = presentation.claims_of(whole)
-    registration = Registration(
-        whole.config["registered"]["sha256"], whole.config["registered"]["written"],
-        whole.config["registered"]["primary"], [one.claim for one in before if one.verdict != UNREGISTERED],
-    )  # fmt: skip
-    missing = {one.part: one.reason or "" for one in before if one.part not in parts}
-    judged = judge_all(Found.of(parts), missing, registration)
+    missing = {one.part: one.reason for one in Reproduction.of(whole).claims if one.part not in parts}
+    judged = judge_all(Found.of(parts), missing)
     made = make(replace(whole, values={**whole.values, "claims": finite([one.describe() for one in judged])}))
     assert made is not None, "claims"
     return [[column.name for column in made.columns], *made.text()]

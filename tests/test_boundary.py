@@ -27,7 +27,7 @@ from antiphase.reading.files import BYTE_ORDER_MARK, lines, read_text, whole_tex
 from antiphase.reading.models import read_model
 from antiphase.records import Record
 from antiphase.scoring.loading import load_model
-from antiphase.studies.registered_claims import registered
+from antiphase.studies.claims import registered
 from antiphase.tasks.task_files import read_task
 from antiphase.training.run_folder import read_curve
 
@@ -47,7 +47,7 @@ READERS = {
     "a task": ("task.yaml", "--task", lambda path: read_task(str(path))), "a record": ("other.json", "", Record.load),
     "a plan": ("plan.json", "--plan", CalibrationPlan.load), "a request": ("request.json", "--output", go_on),
     "a curve": ("curve.json", "--output", lambda path: read_curve(path.parent)),
-    "claims": ("claims.json", "--output", lambda path: registered(path.parent)),
+    "claims": ("claim.json", "--output", lambda path: registered(path.parent)),
     "a key": (
         "key.txt", "--judge-key-file",
         lambda path: replace(ASKED, judge_url="http://h", judge_key_file=str(path)).key(),

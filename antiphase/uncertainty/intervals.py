@@ -26,6 +26,17 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     return mean - half, mean + half
 
 
+def share_interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
+    """Interval of the mean of shares, one for each seed: Student's over seeds, within 0 and 1.
+
+    With one seed it is Wilson's, over its samples.
+    """
+    found = mean_interval(shares)
+    if found is None:
+        return wilson_interval(round(shares[0] * samples), samples)
+    return max(0.0, found[0]), min(1.0, found[1])
+
+
 def paired_interval(better: int, worse: int, trials: int) -> tuple[float, tuple[float, float]]:
     """Difference of two proportions on the same trials and its 95 % interval (Bonett and Price 2012).
 

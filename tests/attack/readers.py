@@ -35,7 +35,7 @@ from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import Record
 from antiphase.report.terminal import print_summary
 from antiphase.scoring.loading import load_model
-from antiphase.studies.registered_claims import register, registered
+from antiphase.studies.claims import Claim, register, registered
 from antiphase.tasks.tasks import load_task
 from antiphase.training.checkpoint import MANIFEST, Progress, load_checkpoint, save_checkpoint, sealed
 from antiphase.training.run_folder import MetricsLog, read_curve, read_metrics
@@ -174,7 +174,7 @@ def _journal(folder: Path) -> None:
 
 
 def _claims(folder: Path) -> None:
-    register(folder, primary="one", seeds=[0], claims=[{"name": "one", "measure": "loss", "above": 0.5}])
+    register(folder, Claim.of_blocks("Which?", "loss: b - a", arms=2, blocks=3, spread=0.5))
 
 
 def _plan(folder: Path) -> None:

@@ -67,7 +67,7 @@ def stubbed(tmp_path, monkeypatch, real_model):
             if name in interrupted:
                 sys.exit(130)
             if "confirm" in words:
-                (folder / name / "claims.json").write_text(f"claims of {name}")
+                (folder / name / "claim.json").write_text(f"claims of {name}")
             Record(kind=name, values={}, command=shlex.join(["antiphase", *words])).save(folder / name)
 
         monkeypatch.setattr(real_model, "antiphase", command)
@@ -90,7 +90,7 @@ def test_finished_records_are_kept_when_a_later_step_is_interrupted(tmp_path, st
     assert [path.name for path in (records / "unfinished").iterdir()] == ["long-context"]
     assert "confirm" in stubbed(*words, "--output", tmp_path / "b")
     assert {"long-context.json", "confirm.json", "confirm-seed2.json"} <= {path.name for path in records.iterdir()}
-    assert (records / "confirm-seed1-claims.json").read_text() == "claims of confirm-seed1"
+    assert (records / "confirm-seed1-claim.json").read_text() == "claims of confirm-seed1"
     assert not list((records / "unfinished").iterdir())
 
 

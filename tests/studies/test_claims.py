@@ -1,16 +1,12 @@
-"""Claims against records of systems without the ability: none of them may be called reproduced."""
+"""Claims against records of systems without the ability: none of them may be said to agree."""
 
 from collections import Counter
 
 import numpy
 import pytest
 
-from antiphase.outcomes import NOT_SEEN
 from antiphase.records import Record
-from antiphase.studies.registered_claims import Registration
-from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY
-from antiphase.studies.reproduce.judging import judge_all
-from antiphase.studies.reproduce.readings import Floor, Found
+from antiphase.studies.reproduce.readings import Floor
 from support.claims import ARMS, SEEDS, judged, of_models
 
 # ------------------------------------------------------------------------------------------ orders of examples
@@ -30,34 +26,34 @@ def in_orders(means, ratios, *, seeds=SEEDS, samples=400):
     }}}, seeds=seeds)  # fmt: skip
 
 
-TOO_FEW = "pairs learned alike, five are needed"
+UNLIKE = "the models of a pair did not learn alike"
 
 
 @pytest.mark.parametrize(
     ("means", "ratios", "word", "reason"),
     [
-        ((0.6, 0.7), (0.2, 0.1), "reproduced", ""),
-        ((0.7, 0.6), (0.1, 0.2), "contradicted", ""),
+        ((0.6, 0.7), (0.2, 0.1), "agrees", ""),
+        ((0.7, 0.6), (0.1, 0.2), "disagrees", ""),
         # who is right less often may answer alike in every order for that
-        ((0.7, 0.61), (0.2, 0.05), "not testable",
+        ((0.7, 0.61), (0.2, 0.05), "cannot tell",
          "the differential models are right less often (softmax 70 %, differential 61 %)"),
-        ((0.6, 0.7), (0.1, 0.2), "not testable",
+        ((0.6, 0.7), (0.1, 0.2), "cannot tell",
          "the softmax models are right less often (softmax 60 %, differential 70 %)"),
-        ((0.8, 0.45), (0.2, 0.05), "not testable",
-         f"0 of 5 {TOO_FEW} (right less often by more than 10 points: differential in 5 of 5 seeds)"),
-        ((0.45, 0.8), (0.2, 0.05), "not testable",  # whoever is behind
-         f"0 of 5 {TOO_FEW} (right less often by more than 10 points: softmax in 5 of 5 seeds)"),
+        ((0.8, 0.45), (0.2, 0.05), "cannot tell",
+         f"{UNLIKE} (right less often by more than 10 points: differential in 5 of 5 seeds)"),
+        ((0.45, 0.8), (0.2, 0.05), "cannot tell",  # whoever is behind
+         f"{UNLIKE} (right less often by more than 10 points: softmax in 5 of 5 seeds)"),
         # who always names one label never flips
-        ((0.4, 0.3), (0.2, 0.0), "not testable",
-         f"0 of 5 {TOO_FEW} (not shown to beat a guess: differential in 5 of 5 seeds)"),
-        ((0.31, 0.4), (0.2, 0.1), "not testable",
-         f"0 of 5 {TOO_FEW} (not shown to beat a guess: softmax in 5 of 5 seeds)"),
-        ((0.34, 0.4), (0.2, 0.1), "not testable",  # by chance
-         f"0 of 5 {TOO_FEW} (not shown to beat a guess: softmax in 5 of 5 seeds)"),
-        ((1.0, 1.0), (0.0, 0.0), "not testable", "the models are on the ceiling"),
-        ((0.6, 0.7), (0.0, 0.0), "not testable", "the order changes nothing"),
-        ((0.65, 0.65), (0.0, 0.1), "contradicted", ""),  # one of them may be on its floor, whichever it is
-        ((0.65, 0.65), (0.1, 0.0), "reproduced", ""),
+        ((0.4, 0.3), (0.2, 0.0), "cannot tell",
+         f"{UNLIKE} (not shown to beat a guess: differential in 5 of 5 seeds)"),
+        ((0.31, 0.4), (0.2, 0.1), "cannot tell",
+         f"{UNLIKE} (not shown to beat a guess: softmax in 5 of 5 seeds)"),
+        ((0.34, 0.4), (0.2, 0.1), "cannot tell",  # by chance
+         f"{UNLIKE} (not shown to beat a guess: softmax in 5 of 5 seeds)"),
+        ((1.0, 1.0), (0.0, 0.0), "cannot tell", "the models are on the ceiling"),
+        ((0.6, 0.7), (0.0, 0.0), "cannot tell", "the order changes nothing"),
+        ((0.65, 0.65), (0.0, 0.1), "disagrees", ""),  # one of them may be on its floor, whichever it is
+        ((0.65, 0.65), (0.1, 0.0), "agrees", ""),
     ],
 )  # fmt: skip
 def test_flips_between_orders_count_at_equal_accuracy_above_the_majority_rate(means, ratios, word, reason):
@@ -68,45 +64,23 @@ def test_flips_between_orders_count_at_equal_accuracy_above_the_majority_rate(me
 def test_flips_of_few_answers_or_of_older_records_decide_nothing():
     name = "In-context learning: less spread"
     row = judged(name, "many-shot", in_orders((0.6, 0.7), (0.2, 0.1), samples=199))
-    assert (row.verdict, row.reason) == ("not testable", "199 rows were asked in every order, 200 are needed")
+    assert (row.verdict, row.reason) == ("cannot tell", "199 rows were asked in every order, 200 are needed")
     records = in_orders((0.6, 0.7), (0.2, 0.1))
     del records[0].values["tasks"]["t"]["orders"]["random"]["pair_flips"]
     row = judged(name, "many-shot", records)
     assert row.reason == "the records do not say how often answers flip between two orders"
 
 
-def test_claims_that_are_not_testable_do_not_count_in_holms_correction():
-    """Their difference is shown, but it was no test."""
-    records = in_orders((0.6, 0.65), (0.2, 0.1), samples=199)
-    for place, record in enumerate(records):
-        accuracy = 0.5 + 0.2 * (record.values["arm"] == "differential") + 0.001 * place
-        record.values["tasks"]["t"]["rows"] = [{"shots": 8, "accuracy": accuracy, "interval": [0, 1], "tokens": 9}]
-    registered = Registration("0", "then", PRIMARY, [claim.name for claim in CLAIMS])
-    rows = {row.claim: row for row in judge_all(Found.of({"many-shot": records}), {}, registered)}
-    few = next(row for name, row in rows.items() if name.startswith("In-context learning: less spread"))
-    assert (few.verdict, few.p, few.p_holm) == ("not testable", None, None)
-    assert few.difference is not None
-    tested = [row for row in rows.values() if row.p is not None]
-    assert tested
-    assert all(row.p_holm == pytest.approx(min(1.0, len(tested) * row.p)) for row in tested[:1])
-
-
-@pytest.mark.parametrize(("seeds", "word"), [(5, "not testable"), (10, "reproduced"), (6, "reproduced")])
-def test_a_seed_that_always_names_one_label_leaves_the_pairs_that_learned_alike(seeds, word):
-    records = in_orders((0.6, 0.65), (0.2, 0.1), seeds=range(seeds))
+def test_a_seed_that_always_names_one_label_is_not_left_out():
+    records = in_orders((0.6, 0.65), (0.2, 0.1), seeds=range(10))
     records[3].values["tasks"]["t"]["orders"]["random"] |= {"mean_accuracy": 0.3, "pair_flips": 0.0}
     row = judged("In-context learning: less spread", "many-shot", records)
-    assert row.verdict == word
-    assert row.pairs == seeds
-    if word == "not testable":
-        assert row.reason == (
-            f"4 of 5 {TOO_FEW} (not shown to beat a guess: differential in 1 of 5 seeds; "
-            "right less often by more than 10 points: differential in 1 of 5 seeds)"
-        )
-        assert row.differential == pytest.approx(4 * 0.1 / 5)  # measured, and shown
-    else:
-        assert row.reason == f"{seeds - 1} of {seeds} pairs learned alike"
-        assert (row.seeds, row.differential) == (seeds - 1, pytest.approx(0.1))  # of those alone
+    assert (row.verdict, row.pairs) == ("cannot tell", 10)
+    assert row.reason == (
+        f"{UNLIKE} (not shown to beat a guess: differential in 1 of 10 seeds; "
+        "right less often by more than 10 points: differential in 1 of 10 seeds)"
+    )
+    assert row.differential == pytest.approx(9 * 0.1 / 10)  # measured, and shown
 
 
 # ------------------------------------------------------------------------------------------ several needles
@@ -138,20 +112,20 @@ def test_the_floor_of_needles_is_what_a_guess_scores_in_the_same_cells():
     """Mean of 1/2 and 1/4, not the guess of the first cell."""
     row = judged("Key information", "needles", needles((0.7, 0.8)))
     assert row.floor == pytest.approx(0.375)
-    assert row.verdict == "reproduced"
+    assert row.verdict == "agrees"
     guessing = {2: 0.5, 4: 0.25}
-    assert judged("Key information", "needles", needles((guessing, guessing))).verdict == "not testable"
-    for found, word in (((guessing, 0.6), "reproduced"), ((0.6, guessing), "contradicted")):  # whichever guesses
+    assert judged("Key information", "needles", needles((guessing, guessing))).verdict == "cannot tell"
+    for found, word in (((guessing, 0.6), "agrees"), ((0.6, guessing), "disagrees")):  # whichever guesses
         assert judged("Key information", "needles", needles(found)).verdict == word
 
 
 def test_cells_where_both_arms_are_on_floor_or_ceiling_tell_nothing():
     row = judged("Key information", "needles", needles(({2: 1.0, 4: 0.6}, {2: 0.99, 4: 0.8})))
     assert (row.softmax, row.differential) == (pytest.approx(0.602), pytest.approx(0.8))
-    assert (row.floor, row.verdict) == (0.25, "reproduced")
+    assert (row.floor, row.verdict) == (0.25, "agrees")
     assert row.measured.endswith("off floor and ceiling: N = 4, not 2")
     row = judged("Key information", "needles", needles(({2: 1.0, 4: 0.25}, {2: 1.0, 4: 0.25})))
-    assert (row.verdict, row.reason) == ("not testable", "the models are on the floor or the ceiling")
+    assert (row.verdict, row.reason) == ("cannot tell", "the models are on the floor or the ceiling")
     assert row.measured.endswith("off floor and ceiling: no cell")
 
 
@@ -168,22 +142,37 @@ def test_a_floor_is_exceeded_by_more_than_chance_and_a_margin():
     assert Floor(0.25, 10**6).exceeded_by(0.28)
 
 
-def test_seeds_that_only_guess_are_reported():
-    """One of five that only guesses is no mean and no interval, but a count."""
-    row = judged("Key information", "needles", needles((0.7, 0.9), failing=[("differential", 2)]))
-    assert (row.verdict, row.difference, row.interval) == ("inconclusive", None, None)
-    assert row.learned == {"softmax": [5, 5], "differential": [4, 5]}
-    assert row.reason == ("5 paired seeds, learned (above 69 %): softmax in 5 of 5 seeds, differential in 4 of 5 seeds")
-
-
-@pytest.mark.parametrize(("failing", "word"), [(range(6), "contradicted"), (range(5), "inconclusive")])
-def test_models_that_learned_or_did_not_are_judged_by_counts(failing, word):
-    """McNemar's exact test: six seeds of ten where one arm alone learned are the fewest that show a difference."""
+@pytest.mark.parametrize("failing", [[2], range(6)])
+def test_models_that_learned_or_did_not_are_counted_and_prove_nothing(failing):
     records = needles((0.7, 0.9), failing=[("differential", seed) for seed in failing], seeds=range(10))
     row = judged("Key information", "needles", records)
-    assert (row.verdict, row.learned["differential"]) == (word, [10 - len(failing), 10])
-    assert row.p == pytest.approx(2 * 0.5 ** len(failing))
-    assert judged("Key information", "needles", records, own_scale=False).verdict in (NOT_SEEN, "inconclusive")
+    assert (row.verdict, row.difference, row.interval) == ("cannot tell", None, None)
+    assert row.learned == {"softmax": [10, 10], "differential": [10 - len(failing), 10]}
+    assert row.reason == (
+        "counts of models that learned show no difference: softmax in 10 of 10 seeds, differential in "
+        f"{10 - len(failing)} of 10 seeds"
+    )
+
+
+@pytest.mark.parametrize(
+    ("lead", "spread", "word", "reason"),
+    [
+        (0.1, 0.01, "agrees", ""),
+        (-0.1, 0.01, "disagrees", ""),
+        (0.0, 0.01, "disagrees", ""),  # the paper's smallest effect, 7 points, would have been seen
+        (0.0, 0.1, "cannot tell", "MDE > the paper's effect"),
+    ],
+)
+def test_the_word_stands_beside_the_papers_effect(lead, spread, word, reason):
+    records = needles((0.6, 0.6))
+    noise = spread * numpy.array([-1, 1, 0, 0.5, -0.5])
+    for record, off in zip(records, noise, strict=True):
+        for row in record.values["summary"]:
+            if row["trained"] and row["depth"] is None and row["arm"].startswith("differential"):
+                row["accuracy"] += lead + off
+    row = judged("Key information", "needles", records)
+    assert (row.verdict, row.reason, row.effect) == (word, reason, 0.07)
+    assert (row.detectable > 0.07) is (spread == 0.1)
 
 
 def allocation(shares):
@@ -206,15 +195,15 @@ def allocation(shares):
 @pytest.mark.parametrize("name", ["Attention allocation: more", "Attention allocation: less"])
 def test_allocation_counts_only_in_pairs_of_equal_retrieval(name):
     records = allocation((0.1, 0.3))
-    assert judged(name, "allocation", records, needles=needles((0.85, 0.9))).verdict == "reproduced"
+    assert judged(name, "allocation", records, needles=needles((0.85, 0.9))).verdict == "agrees"
     for accuracies, failing, told in (
         ((0.3, 0.25), [], "not shown to beat a guess: softmax in 5 of 5 seeds, differential in 5 of 5 seeds"),
-        ((0.85, 0.9), [("softmax", 3)], "4 of 5 pairs"), ((0.85, 0.9), [("differential", 0)], "4 of 5 pairs"),
+        ((0.85, 0.9), [("softmax", 3)], "softmax in 1 of 5"), ((0.85, 0.9), [("differential", 0)], "in 1 of 5 seeds"),
         (({2: 0.95, 4: 0.95}, {2: 0.8, 4: 0.5}), [], "right less often by more than 10 points: differential in 5 of 5"),
         (({2: 0.8, 4: 0.5}, {2: 0.95, 4: 0.95}), [], "right less often by more than 10 points: softmax in 5 of 5"),
     ):  # fmt: skip
         row = judged(name, "allocation", records, needles=needles(accuracies, failing=failing))
-        assert row.verdict == "not testable"
+        assert row.verdict == "cannot tell"
         assert row.differential is not None  # measured, and shown
         assert told in row.reason
     assert "it needs the part needles" in judged(name, "allocation", records).reason
@@ -223,7 +212,7 @@ def test_allocation_counts_only_in_pairs_of_equal_retrieval(name):
 @pytest.mark.parametrize("name", ["Attention allocation: more", "Attention allocation: less"])
 def test_slightly_lower_retrieval_does_not_exclude_a_pair(name):
     row = judged(name, "allocation", allocation((0.1, 0.3)), needles=needles((0.9, 0.85)))
-    assert row.verdict == "not testable"
+    assert row.verdict == "cannot tell"
     assert row.reason == "the differential models are right less often (softmax 90 %, differential 85 %)"
 
 
@@ -232,11 +221,11 @@ def test_seeds_left_after_a_model_diverged_are_not_a_fair_sample(part):
     name, records = ("Outliers: smaller largest hidden", of_models("evaluate-outliers", sizes))
     if part == "compare":
         name, records = "Language modelling", compared((3.0, 2.9))
-    assert judged(name, part, records).verdict == "reproduced"
+    assert judged(name, part, records).verdict == "agrees"
     row = judged(name, part, records, diverged=[7, 9])
-    assert (row.verdict, row.reason) == ("inconclusive", "a model diverged in 2 paired seeds")
+    assert (row.verdict, row.reason) == ("cannot tell", "a model diverged in 2 paired seeds")
     nothing = judged(name, part, [], diverged=[7, 9])
-    assert (nothing.verdict, nothing.reason) == ("not testable", "a model diverged in 2 paired seeds")
+    assert (nothing.verdict, nothing.reason) == ("cannot tell", "a model diverged in 2 paired seeds")
 
 
 @pytest.mark.slow
@@ -244,9 +233,9 @@ def test_a_seed_that_only_one_arm_has_leaves_no_verdict():
     whole = [record for seed in range(6) for record in of_models("evaluate-outliers", sizes)[:2]]
     for place, record in enumerate(whole):
         record.values["seed"] = place // 2
-    assert judged("Outliers: smaller largest attention", "outliers", whole).verdict == "reproduced"
+    assert judged("Outliers: smaller largest attention", "outliers", whole).verdict == "agrees"
     row = judged("Outliers: smaller largest attention", "outliers", whole[:-1])
-    assert (row.verdict, row.reason) == ("inconclusive", "some seeds have no value")
+    assert (row.verdict, row.reason) == ("cannot tell", "some seeds have no value")
 
 
 # ------------------------------------------------------------------------------------------ judged texts
@@ -272,15 +261,15 @@ def texts(right, *, gold=90, wrong=5, unjudged=0, copied=0.2, kind="summarizatio
 @pytest.mark.parametrize(
     ("records", "word", "reason"),
     [
-        (texts((40, 60)), "reproduced", ""),
-        (texts((60, 40)), "contradicted", ""),
-        (texts((0, 60)), "reproduced", "not shown to beat a guess: softmax in 5 of 5 seeds"),
-        (texts((0, 0)), "not testable", "the models are on the floor or the ceiling"),
-        (texts((40, 60), gold=100, wrong=100), "not testable", "the judge does not tell"),  # it says yes to all
-        (texts((40, 60), gold=0, wrong=0), "not testable", "the judge does not tell"),
-        (texts((40, 60), unjudged=3), "not testable", "the judge gave no verdict on 3000 of 100000 outputs"),
-        (texts((40, 60), copied=1.0), "not testable", "the softmax models copy the texts that they should summarise"),
-        (texts((40, 60), copied=1.0, kind="question answering"), "reproduced", ""),  # an answer may stand in the text
+        (texts((40, 60)), "agrees", ""),
+        (texts((60, 40)), "disagrees", ""),
+        (texts((0, 60)), "agrees", "not shown to beat a guess: softmax in 5 of 5 seeds"),
+        (texts((0, 0)), "cannot tell", "the models are on the floor or the ceiling"),
+        (texts((40, 60), gold=100, wrong=100), "cannot tell", "the judge does not tell"),  # it says yes to all
+        (texts((40, 60), gold=0, wrong=0), "cannot tell", "the judge does not tell"),
+        (texts((40, 60), unjudged=3), "cannot tell", "the judge gave no verdict on 3000 of 100000 outputs"),
+        (texts((40, 60), copied=1.0), "cannot tell", "the softmax models copy the texts that they should summarise"),
+        (texts((40, 60), copied=1.0, kind="question answering"), "agrees", ""),  # an answer may stand in the text
     ],
 )
 def test_texts_count_where_the_judge_can_judge_and_nobody_copies(records, word, reason):
@@ -334,30 +323,28 @@ def test_properties_of_untrained_models_count_only_in_pairs_that_learned_equally
         records = of_models(f"evaluate-{part}", values, seeds=seeds)
         return judged(name, part, records, compare=compared(**{"losses": (3.0, 2.95), "seeds": seeds, **changes}))
 
-    assert row().verdict == "reproduced"
-    assert row(losses=(3.002, 3.002)).verdict == "reproduced"  # level
+    assert row().verdict == "agrees"
+    assert row(losses=(3.002, 3.002)).verdict == "agrees"  # level
     both = [(arm, 1) for arm in ARMS]
-    assert row(failing=both).verdict == "reproduced"  # neither retrieves in that seed
+    assert row(failing=both).verdict == "agrees"  # neither retrieves in that seed
     for changes, reason in (
         ({"losses": (3.0, 8.0)}, "higher loss by more than 0.1 nats: differential in 5 of 5 seeds"),
         ({"losses": (8.0, 3.0)}, "higher loss by more than 0.1 nats: softmax in 5 of 5 seeds"),
         ({"losses": (3.0, 3.03)}, "the differential models have a higher loss"),  # not much, but on average
         ({"losses": (3.0, None)}, "no loss: differential in 5 of 5 seeds"),
         ({"accuracies": (0.9, 0.25)}, "not retrieving where the other does: differential in 5 of 5 seeds"),
-        ({"failing": [("differential", 4)]}, "4 of 5 pairs learned alike, five are needed"),
-        ({"failing": [("softmax", 4)]}, "4 of 5 pairs learned alike, five are needed"),
+        ({"failing": [("differential", 4)]}, "not retrieving where the other does: differential in 1 of 5 seeds"),
+        ({"failing": [("softmax", 4)]}, "not retrieving where the other does: softmax in 1 of 5 seeds"),
     ):
-        assert row(**changes).verdict == "not testable"
+        assert row(**changes).verdict == "cannot tell"
         assert reason in row(**changes).reason
-    ten = row(seeds=range(10), failing=[("differential", 4)])
-    assert (ten.verdict, ten.reason, ten.seeds) == ("reproduced", "9 of 10 pairs learned alike", 9)
 
 
 @pytest.mark.parametrize(
     ("higher", "reason"),
     [
-        ((0.3, 0.3, 0.3, 0.0, 1.5), "1 of 5 pairs learned alike"),
-        ((-0.1, -0.1, -0.1, -0.1, 0.3), "4 of 5 pairs learned alike"),
+        ((0.3, 0.3, 0.3, 0.0, 1.5), f"{UNLIKE} (higher loss by more than 0.1 nats: differential in 4 of 5 seeds"),
+        ((-0.1, -0.1, -0.1, -0.1, 0.3), f"{UNLIKE} (higher loss by more than 0.1 nats: differential in 1 of 5 seeds"),
         ((0.09, 0.09, 0.09, -0.1, 0.09), "the differential models have a higher loss"),
     ],
 )
@@ -370,26 +357,16 @@ def test_failures_of_unequal_size_are_failures(higher, reason):
     row = judged(
         "Outliers: smaller largest attention", "outliers", of_models("evaluate-outliers", sizes), compare=found
     )
-    assert row.verdict == "not testable"
+    assert row.verdict == "cannot tell"
     assert row.reason.startswith(reason)
 
 
-def test_a_claim_is_contradicted_only_by_a_baseline_that_has_learned_as_much_and_at_its_own_scale():
+def test_a_claim_disagrees_only_with_a_baseline_that_has_learned_as_much():
     records = of_models("evaluate-outliers", lambda arm, seed: sizes(ARMS[1 - ARMS.index(arm)], seed))
     name = "Outliers: smaller largest attention"
-    assert judged(name, "outliers", records, compare=compared((3.0, 3.002))).verdict == "contradicted"
-    smaller = judged(name, "outliers", records, compare=compared((3.0, 3.002)), own_scale=False)
-    assert smaller.verdict == NOT_SEEN == "not seen at this scale"
+    assert judged(name, "outliers", records, compare=compared((3.0, 3.002))).verdict == "disagrees"
     row = judged(name, "outliers", records, compare=compared((3.05, 3.0)))
-    assert (row.verdict, row.reason[:42]) == ("not testable", "the softmax models have a higher loss, and")
-
-
-def test_pairs_that_learned_alike_outlive_a_seed_that_diverged():
-    seeds = range(9)
-    records = of_models("evaluate-outliers", sizes, seeds=seeds)
-    compare = compared((3.0, 3.0), seeds=range(10))
-    row = judged("Outliers: smaller", "outliers", records, compare=compare, diverged=[9])
-    assert (row.verdict, row.reason) == ("reproduced", "a model diverged in 1 paired seed")
+    assert (row.verdict, row.reason[:42]) == ("cannot tell", "the softmax models have a higher loss, and")
 
 
 @pytest.mark.parametrize("cost", [0.0, 1e-5, -0.2])
@@ -398,7 +375,7 @@ def test_bits_that_cost_nothing_cannot_cost_less(cost):
         {None: 3.0, 4: 3.0 + (cost if arm == "softmax" else -1.0)}
     ))  # fmt: skip
     row = judged("Quantization", "quantization", records, compare=compared((3.0, 2.95)))
-    assert (row.verdict, row.reason) == ("not testable", "4 bits cost the models nothing")
+    assert (row.verdict, row.reason) == ("cannot tell", "4 bits cost the models nothing")
 
 
 # ------------------------------------------------------------------------------------------ long context
@@ -420,38 +397,26 @@ def ends(gains, *, spread=0.0, seeds=SEEDS, higher=-0.01):
 def test_long_context_is_judged_by_what_it_gains_if_the_loss_is_not_higher():
     """Who loses more with little context, and has no lower loss with all of it, has gained nothing."""
     worse = judged("Long context", "long-context", ends((0.1, 0.2), higher=0.05))
-    assert (worse.verdict, worse.reason[:44]) == ("not testable", "the differential models have a higher loss, ")
-    assert judged("Long context", "long-context", ends((0.1, 0.2))).verdict == "reproduced"
-    assert judged("Long context", "long-context", ends((0.2, 0.1))).verdict == "not testable"  # either way
+    assert (worse.verdict, worse.reason[:44]) == ("cannot tell", "the differential models have a higher loss, ")
+    assert judged("Long context", "long-context", ends((0.1, 0.2))).verdict == "agrees"
+    assert judged("Long context", "long-context", ends((0.2, 0.1))).verdict == "cannot tell"  # either way
     row = judged("Long context", "long-context", ends((0.2, 0.1), higher=0.01))
-    assert (row.verdict, row.softmax) == ("contradicted", pytest.approx(0.202))
+    assert (row.verdict, row.softmax) == ("disagrees", pytest.approx(0.202))
     for record in (records := ends((0.1, 0.2))):
         del record.values["tail"]["context_gain"]
     row = judged("Long context", "long-context", records)
-    assert (row.verdict, row.reason[:39]) == ("not testable", "the records have no loss with little co")
+    assert (row.verdict, row.reason[:39]) == ("cannot tell", "the records have no loss with little co")
 
 
-@pytest.mark.parametrize("seeds", [5, 8])
-def test_windows_that_differ_are_part_of_the_interval(seeds):
-    """All seeds read the same windows, so that seeds agree says nothing of other windows."""
-    sure = judged("Long context", "long-context", ends((0.1, 0.15), spread=0.01, seeds=range(seeds)))
-    unsure = judged("Long context", "long-context", ends((0.1, 0.15), spread=1.0, seeds=range(seeds)))
-    assert (sure.verdict, unsure.verdict) == ("reproduced", "inconclusive")
-    assert unsure.interval_is.covers == "seeds and sample"
-    assert unsure.interval_is.sample == "per sample, one sample for all seeds of 100"
-
-
-def test_one_seed_is_called_one():
+def test_one_seed_has_no_interval():
     records = [record for record in of_models("evaluate-outliers", sizes) if record.values["seed"] == 0]
-    assert judged("Outliers: smaller largest attention", "outliers", records).reason == (
-        "1 paired seed, five are needed"
-    )
+    assert judged("Outliers: smaller largest attention", "outliers", records).reason == "one seed has no interval"
 
 
 def test_claims_without_measurements_are_not_judged():
     records = of_models("evaluate-quantization", lambda arm, seed: losses_of({None: 3.0}))
-    assert judged("Quantization", "quantization", records).verdict == "not testable"
+    assert judged("Quantization", "quantization", records).verdict == "cannot tell"
     records = of_models(
         "evaluate-many-shot", lambda arm, seed: {"tasks": {"t": {**SHOTS, "samples": 100, "orders": {}}}}
     )
-    assert judged("In-context learning: less spread", "many-shot", records).verdict == "not testable"
+    assert judged("In-context learning: less spread", "many-shot", records).verdict == "cannot tell"

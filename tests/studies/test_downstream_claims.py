@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from antiphase.records import Record
-from antiphase.studies.reproduce.claim_samples import downstream_samples
 from antiphase.studies.reproduce.readings import Found, without_reading
 from support.claims import ARMS, SEEDS, judged
 
@@ -28,14 +27,14 @@ def downstream(values, *, folder="runs", constant=0.4):
 
 def test_downstream_tasks_have_the_floor_of_who_does_not_read():
     row = judged("Downstream", "harness", downstream((0.5, 0.6)))
-    assert row.verdict == "reproduced"
+    assert row.verdict == "agrees"
     assert row.floor == pytest.approx((0.4 + 0) / 2)
     constant = judged("Downstream", "harness", downstream((0.4, 0.41), constant=0.8))
-    assert constant.verdict == "not testable"
+    assert constant.verdict == "cannot tell"
 
 
 def test_a_task_with_more_examples_has_the_same_rows():
-    """Twice the numbers of examples leave the error of the mean and the answers of the floor as they were."""
+    """Twice the numbers of examples leave the answers of the floor as they were."""
     once = downstream((0.5, 0.6))
     for record in once:
         for row in record.values["rows"]:
@@ -44,8 +43,6 @@ def test_a_task_with_more_examples_has_the_same_rows():
         {**row, "shots": shots} for row in record.values["rows"] for shots in (0, 5)
     ]}) for record in once]  # fmt: skip
     one, two = (Found.of({"harness": records}) for records in (once, twice))
-    for arm in ARMS:
-        assert downstream_samples(two)[arm].variances == pytest.approx(downstream_samples(one)[arm].variances)
     assert without_reading(two) == without_reading(one)
 
 

@@ -13,12 +13,12 @@ from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.html import write_report
+from antiphase.studies.claims import CLAIM_FILE
 from antiphase.studies.estimate.measure import sizes_of
-from antiphase.studies.registered_claims import CLAIMS_FILE, Registration
 from antiphase.studies.reproduce import PARTS, ReproduceSettings, scales
 from antiphase.studies.reproduce import parts as module
 from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY
-from antiphase.studies.reproduce.judging import judge, judge_all
+from antiphase.studies.reproduce.judging import judge
 from antiphase.studies.reproduce.measure import reproduce, scale_preset
 from antiphase.studies.reproduce.readings import Found, diverged
 from antiphase.studies.reproduce.scales import SCALES, Scale, estimate
@@ -44,24 +44,21 @@ def text(tmp_path):
 
 
 def assert_registered(registration, record):
-    """The record names the file of its claims, which holds all of them."""
+    """The record holds its claim as the file does, with the file's hash."""
     found = json.loads(registration)
-    assert record.config["registered"] == {
-        "file": CLAIMS_FILE, "sha256": hashlib.sha256(registration).hexdigest(), "written": found["written"],
-        "primary": PRIMARY,
-    }  # fmt: skip
-    assert found["seeds"] == [0]
-    assert [claim["name"] for claim in found["claims"]] == [claim.name for claim in CLAIMS]
+    assert record.config["claim"] == {**found, "sha256": hashlib.sha256(registration).hexdigest()}
+    assert (found["n"], found["contrast"]) == (1, "held-out loss: differential - softmax")
+    assert sorted([*found["details"]["others"], PRIMARY]) == sorted(claim.name for claim in CLAIMS)
 
 
 def assert_judged(rows):
     """One seed is no verdict, and differences are those of the two models."""
     assert len(rows) == len(CLAIMS)
     words = {row["claim"].partition(":")[0]: row["verdict"] for row in rows}
-    assert words["Contextual hallucination"] == "not testable"
-    assert set(words.values()) == {"inconclusive", "not testable"}
+    assert words["Contextual hallucination"] == "cannot tell"
+    assert set(words.values()) == {"cannot tell"}
     for row in rows:
-        if row["verdict"] == "inconclusive":
+        if row["verdict"] == "cannot tell":
             assert row["seeds"] == 1
             assert row["difference"] == pytest.approx(row["differential"] - row["softmax"])
 
@@ -106,9 +103,9 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     asked = [path.read_text().splitlines() for path in (tmp_path / "all" / "tasks").glob("*-asked.txt")]
     assert len({frozenset(lines) for lines in asked}) == len(many)  # every pairing another
     assert {len({line.split()[1] for line in lines}) for lines in asked} == {SMALLEST.words}
-    registration = (tmp_path / "all" / CLAIMS_FILE).read_bytes()
+    registration = (tmp_path / "all" / CLAIM_FILE).read_bytes()
     assert_registered(registration, record)
-    assert (tmp_path / "all" / "compare" / CLAIMS_FILE).is_file()
+    assert (tmp_path / "all" / "compare" / CLAIM_FILE).is_file()
     folders = [tmp_path / "all" / name for listed in record.values["parts"].values() for name in listed]
     written = {folder: (folder / "record.json").read_bytes() for folder in folders}
     whole = [folder for folder in folders if folder.name not in ("scaling", "ablations", "models")]
@@ -124,7 +121,7 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     lost.rename(lost.with_name(f".{lost.name}"))
     again = reproduce(request, tmp_path / "all", resume=True)
     assert again.values["claims"] == record.values["claims"]
-    assert (tmp_path / "all" / CLAIMS_FILE).read_bytes() == registration
+    assert (tmp_path / "all" / CLAIM_FILE).read_bytes() == registration
     only = ReproduceSettings(scale="tiny", data=[text], settings=SETTINGS, only=["outliers"])
     later = reproduce(only, tmp_path / "all", resume=True).values
     assert (later["claims"], later["equal_loss"]) == (record.values["claims"], record.values["equal_loss"])
@@ -241,52 +238,23 @@ def outliers(pairs):
 @pytest.mark.parametrize(
     ("pairs", "word"),
     [
-        ([(20, 10), (22, 11), (19, 10), (21, 10), (20, 9)], "reproduced"),
-        ([(10, 20), (11, 22), (10, 19), (10, 21), (9, 20)], "contradicted"),
-        ([(20, 10), (10, 20), (20, 10), (10, 20), (15, 15)], "inconclusive"),
-        ([(20, 10), (22, 11), (19, 10), (21, 10)], "inconclusive"),
+        ([(20, 10), (22, 11), (19, 10), (21, 10), (20, 9)], "agrees"),
+        ([(10, 20), (11, 22), (10, 19), (10, 21), (9, 20)], "disagrees"),
+        ([(20, 10), (10, 20), (20, 10), (10, 20), (15, 15)], "cannot tell"),
+        ([(20, 10), (22, 11), (19, 10), (21, 10)], "agrees"),  # the interval says what four pairs are worth
+        ([(20, 10)], "cannot tell"),
     ],
 )
 def test_verdicts(pairs, word):
-    row = judge(
-        claim_of("Outliers: smaller largest attention"), Found.of({"outliers": outliers(pairs)}), {}, own_scale=True
-    )
+    row = judge(claim_of("Outliers: smaller largest attention"), Found.of({"outliers": outliers(pairs)}), {})
     assert row.verdict == word
     assert row.softmax == pytest.approx(sum(a for a, _ in pairs) / len(pairs))
     assert row.difference == pytest.approx(sum(b - a for a, b in pairs) / len(pairs))
 
 
-def test_only_claims_that_were_written_down_before_get_a_verdict_and_count_in_the_family():
-    found = {"outliers": outliers([(20, 10), (22, 11), (19, 10), (21, 10), (20, 9)])}
-    for record in list(found["outliers"]):
-        largest = {"1": record.values["seed"]}
-        record.values["rows"].append({"what": "hidden states", "layer": "all", "top": largest, "median": 1})
-    names = [claim.name for claim in CLAIMS]
-    name = "Outliers: smaller largest attention logit"
-
-    def rows(registered):
-        return {row.claim: row for row in judge_all(Found.of(found), {}, registered)}
-
-    both = rows(Registration("0", "then", PRIMARY, names))
-    assert both[name].verdict == both[name].verdict_holm == "reproduced"
-    assert both[name].p_holm == pytest.approx(2 * both[name].p)  # two claims were tested
-    one = rows(Registration("0", "then", PRIMARY, [name]))
-    assert one[name].p_holm == one[name].p
-    other = one["Outliers: smaller largest hidden state"]
-    assert (other.verdict, other.p, other.reason) == (
-        "no verdict", None, "it was not written down before the run",
-    )  # fmt: skip
-    assert rows(None)[name].verdict == "no verdict"
-    assert rows(None)["Contextual hallucination: more outputs that are true of the text"].verdict == "not testable"
-
-
-def test_no_scale_here_is_the_papers_own():
-    assert not any(scale.is_the_papers for scale in SCALES.values())
-
-
-def test_parts_that_were_not_run_are_not_testable():
+def test_parts_that_were_not_run_say_why():
     row = judge(claim_of("Contextual"), Found(), {"hallucination": "it needs a judge"})
-    assert (row.verdict, row.reason) == ("not testable", "it needs a judge")
+    assert (row.verdict, row.reason) == ("cannot tell", "it needs a judge")
     assert judge(claim_of("Outliers"), Found(), {}).reason == "this part was not asked for"
 
 
@@ -314,11 +282,11 @@ def test_accuracy_on_the_floor_or_the_ceiling_shows_nothing():
     margins = [(0.1, 0.1)] * 5
     better = [(0.5 + 0.01 * i, 0.7 + 0.01 * i) for i in range(5)]
     claim = claim_of("In-context learning: higher")
-    assert judge(claim, Found.of({"many-shot": many_shot(better, margins)}), {}).verdict == "reproduced"
+    assert judge(claim, Found.of({"many-shot": many_shot(better, margins)}), {}).verdict == "agrees"
     floor = [(0.3, 0.3)] * 5
-    assert judge(claim, Found.of({"many-shot": many_shot(floor, margins)}), {}).verdict == "not testable"
+    assert judge(claim, Found.of({"many-shot": many_shot(floor, margins)}), {}).verdict == "cannot tell"
     ceiling = [(1.0, 1.0)] * 5
-    assert judge(claim, Found.of({"many-shot": many_shot(ceiling, margins)}), {}).verdict == "not testable"
+    assert judge(claim, Found.of({"many-shot": many_shot(ceiling, margins)}), {}).verdict == "cannot tell"
 
 
 def test_records_of_the_demo_are_read():

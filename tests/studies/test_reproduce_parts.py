@@ -14,12 +14,13 @@ from antiphase.errors import InputError
 from antiphase.evaluations.harness.measure import CELLS
 from antiphase.execution.local import LOCAL
 from antiphase.records import Record
-from antiphase.studies.registered_claims import CLAIMS_FILE
+from antiphase.studies.claims import CLAIM_FILE
 from antiphase.studies.reproduce import ReproduceSettings
 from antiphase.studies.reproduce import measure as module
-from antiphase.studies.reproduce.measure import REQUEST, begin, registered_claims, scale_preset
+from antiphase.studies.reproduce.measure import REQUEST, begin, registered_claim, scale_preset
 from antiphase.studies.reproduce.parts import Work, own_inputs
 from antiphase.studies.reproduce.scales import SCALES
+from antiphase.uncertainty.blocks import planned_detectable
 
 
 @pytest.fixture
@@ -139,31 +140,31 @@ def test_another_byte_of_text_and_other_sizes_are_another_reproduction(tmp_path,
 def test_claims_are_written_before_the_run_and_never_again(tmp_path, request_of):
     preset, output = scale_preset(request_of), tmp_path / "new"
     begin(request_of, preset, output, resume=False)
-    before = (output / CLAIMS_FILE).read_bytes()
+    before = (output / CLAIM_FILE).read_bytes()
     tree = json.loads(before)
-    assert tree["primary"] in [claim["name"] for claim in tree["claims"]]
-    assert tree["seeds"] == preset.compare.seeds
+    assert (tree["n"], tree["spread"]) == (len(preset.compare.seeds), SCALES["tiny"].spread)
+    assert tree["detectable"] == planned_detectable(tree["spread"], arms=2, blocks=tree["n"])
     begin(request_of, preset, output, resume=True)
-    assert (output / CLAIMS_FILE).read_bytes() == before
-    assert registered_claims(output).sha256 == hashlib.sha256(before).hexdigest()
-    (output / CLAIMS_FILE).write_bytes(before.replace(b"loss", b"gain"))
-    with pytest.raises(InputError, match=r"claims.json is not what it was when the reproduction began; restore it"):
-        registered_claims(output)
-    (output / CLAIMS_FILE).unlink()
-    with pytest.raises(InputError, match=r"claims.json is not what it was"):
-        registered_claims(output)
+    assert (output / CLAIM_FILE).read_bytes() == before
+    assert registered_claim(output).sha256 == hashlib.sha256(before).hexdigest()
+    (output / CLAIM_FILE).write_bytes(before.replace(b"loss", b"gain"))
+    with pytest.raises(InputError, match=r"claim.json is not what it was when the reproduction began; restore it"):
+        registered_claim(output)
+    (output / CLAIM_FILE).unlink()
+    with pytest.raises(InputError, match=r"claim.json is not what it was"):
+        registered_claim(output)
 
 
 def test_a_reproduction_that_began_without_claims_gets_none_later(tmp_path, request_of):
     preset, output = scale_preset(request_of), tmp_path / "new"
     begin(request_of, preset, output, resume=False)
-    (output / CLAIMS_FILE).unlink()
+    (output / CLAIM_FILE).unlink()
     tree = json.loads((output / REQUEST).read_text())
-    del tree["claims"]  # as older versions wrote it
+    del tree["claim"]  # as older versions wrote it
     (output / REQUEST).write_text(json.dumps(tree))
     begin(request_of, preset, output, resume=True)
-    assert not (output / CLAIMS_FILE).exists()
-    assert registered_claims(output) is None
+    assert not (output / CLAIM_FILE).exists()
+    assert registered_claim(output) is None
 
 
 def test_options_of_a_single_part_may_come_later_and_change(tmp_path, request_of, monkeypatch):
@@ -288,8 +289,8 @@ def test_a_reproduction_that_was_killed_between_its_claims_and_its_request_goes_
         patch.setattr(module, "write_atomically", killed)
         with pytest.raises(KeyboardInterrupt):
             begin(request_of, preset, output, resume=False)
-    claims = (output / CLAIMS_FILE).read_bytes()
-    assert [path.name for path in output.iterdir()] == [CLAIMS_FILE]
+    claims = (output / CLAIM_FILE).read_bytes()
+    assert [path.name for path in output.iterdir()] == [CLAIM_FILE]
     begin(request_of, preset, output, resume=True)
-    assert (output / CLAIMS_FILE).read_bytes() == claims
-    assert registered_claims(output).sha256 == hashlib.sha256(claims).hexdigest()
+    assert (output / CLAIM_FILE).read_bytes() == claims
+    assert registered_claim(output).sha256 == hashlib.sha256(claims).hexdigest()

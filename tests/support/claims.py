@@ -9,10 +9,10 @@ ARMS = ("softmax", "differential")
 SEEDS = range(5)
 
 
-def judged(name, part, records, *, diverged=(), own_scale=True, **further):
+def judged(name, part, records, *, diverged=(), **further):
     claim = next(claim for claim in CLAIMS if claim.name.startswith(name))
     assert claim.part == part
-    return judge(claim, Found.of({part: records, **further}), {}, diverged=diverged, own_scale=own_scale)
+    return judge(claim, Found.of({part: records, **further}), {}, diverged=diverged)
 
 
 def of_models(kind, values, *, seeds=SEEDS):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from antiphase.evaluations.result import Result
 from antiphase.flags import flag
-from antiphase.outcomes import Difference
+from antiphase.studies.metrics import Difference
 from antiphase.studies.runs import Divergence
 from antiphase.studies.settings import StudySettings
 from antiphase.typed import OPTIONAL
@@ -74,9 +74,6 @@ class AblationRow(Losses):
     loss_difference: Difference | None = field(default=None, metadata=OPTIONAL)
     ar_hit_difference: Difference | None = field(default=None, metadata=OPTIONAL)
     others_difference: Difference | None = field(default=None, metadata=OPTIONAL)
-    claim: str | None = field(default=None, metadata=OPTIONAL)
-    """In older records, what the paper says of its loss; no verdict is given without a registered claim."""
-    verdict: str | None = field(default=None, metadata=OPTIONAL)
 
     def difference(self, name: str) -> Difference:
         """Of a slice of the loss; without a mean where there is none."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,11 @@ from antiphase.studies.ablations import AblationRow, AblationRun, Ablations, Abl
 from antiphase.studies.ablations.rows import ABLATIONS, ablation_preset
 from antiphase.studies.grid import Grid
 from antiphase.studies.jobs import Job, Report
+from antiphase.studies.metrics import NATS, Difference, Metric
 from antiphase.studies.plan import Plan, described
-from antiphase.studies.verdicts import Metric, compare_metric
 from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_metrics
+from antiphase.uncertainty.blocks import Blocks
 
 METRICS = {"loss": "held-out loss", "ar_hit": "loss on AR-hits", "others": "loss on others"}
 
@@ -82,7 +83,7 @@ def ablations(
         found = Ablations(
             source=run.data.source,
             arms=list(preset.compare.arms),
-            rows=[_row(arm, runs) for arm in preset.compare.arms],
+            rows=rows_of(runs, preset.compare.arms),
             left_out=dict(left_out or {}),
             slices=Slices(**slices.describe()),
             runs=runs,
@@ -120,24 +121,27 @@ def layer_means(lists: Sequence[Sequence[float | None]]) -> list[float | None]:
     return [statistics.fmean(layer) if len(layer) == len(lists) else None for layer in layers]
 
 
-def _row(arm: str, runs: Sequence[AblationRun]) -> AblationRow:
-    """A line of the table: means over seeds, and paired differences to the row that it departs from."""
-    ablation = ABLATIONS[arm]
-    own = [run for run in runs if run.arm == arm]
-    other = [run for run in runs if run.arm == ablation.against]
-    found: dict[str, Any] = {}
+def rows_of(runs: Sequence[AblationRun], arms: Iterable[str]) -> list[AblationRow]:
+    """A line of the table for each arm: means over seeds, and paired differences to the row that it departs from."""
+    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in arms}
+    found: dict[str, dict[str, Any]] = {arm: {} for arm in by_arm}
     for name, words in METRICS.items():
-        values = [getattr(run, name) for run in own]
-        known = present(values)
-        found[name] = statistics.fmean(known) if known else None
-        if other:
-            metric = Metric(words, "nats a token", lower_is_better=True, digits=4)
-            series = {arm: values, str(ablation.against): [getattr(run, name) for run in other]}
-            entry = compare_metric(metric, series, str(ablation.against))
-            found[f"{name}_difference"] = None if entry is None else entry.differences[arm]
-    return AblationRow(
-        arm=arm, about=ablation.about, against=ablation.against, parameters=own[0].parameters,
-        intermediate_size=own[0].intermediate_size, diverged=sum(run.loss is None for run in own),
-        paper=None if ablation.paper is None else Losses(**dict(zip(METRICS, ablation.paper, strict=True))),
-        gradient_norms=layer_means([run.gradient_norms for run in own]), **found,
-    )  # fmt: skip
+        metric = Metric(words, NATS, lower_is_better=True, digits=4)
+        values: dict[str, list[float | None]] = {
+            arm: [getattr(run, name) for run in own] for arm, own in by_arm.items()
+        }
+        blocks = Blocks.of(values)
+        for arm, row in found.items():
+            known, against = present(values[arm]), ABLATIONS[arm].against
+            row[name] = statistics.fmean(known) if known else None
+            if against in values:
+                row[f"{name}_difference"] = Difference.of(metric, values, arm, against, blocks)
+    return [
+        AblationRow(
+            arm=arm, about=ABLATIONS[arm].about, against=ABLATIONS[arm].against, parameters=own[0].parameters,
+            intermediate_size=own[0].intermediate_size, diverged=sum(run.loss is None for run in own),
+            paper=None if (there := ABLATIONS[arm].paper) is None else Losses(**dict(zip(METRICS, there, strict=True))),
+            gradient_norms=layer_means([run.gradient_norms for run in own]), **found[arm],
+        )
+        for arm, own in by_arm.items()
+    ]  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from antiphase.evaluations.result import Result
 from antiphase.evaluations.retrieval_results import Accuracy, CellScore, MapAllocation
-from antiphase.outcomes import ComparedMetric, InFamily
+from antiphase.studies.metrics import ComparedMetric
 from antiphase.studies.runs import RunResult
 from antiphase.studies.settings import StudySettings
 from antiphase.typed import OPTIONAL
@@ -88,12 +88,8 @@ class Numbers:
     comparison: list[ComparedMetric] = field(default_factory=list)
     further_comparison: list[ComparedMetric] = field(default_factory=list)
     """Of arms beside another than the first."""
-    verdicts: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By metric and arm."""
-    holm: dict[str, dict[str, InFamily]] | None = None
-    """By metric and arm; None: an older record, which keeps no p."""
     verdict: str = ""
-    """All of them in words."""
+    """On the primary contrast."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,32 +1,30 @@
-"""Finished runs compared over paired seeds: numbers, sentences, and a verdict on each claim registered before."""
+"""Finished runs compared over paired seeds: numbers, sentences, and a word on the primary contrast."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from statistics import fmean
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
 
 from antiphase.config import CompareSettings, Preset
-from antiphase.outcomes import ComparedMetric, InFamily, LearnedThreshold
-from antiphase.report.tables import present
+from antiphase.outcomes import LearnedThreshold
+from antiphase.studies.claims import LOSS_SPREAD, Claim
 from antiphase.studies.compare import ComparedRun, Numbers
-from antiphase.studies.registered_claims import UNREGISTERED, Registration
-from antiphase.studies.verdicts import (
-    SEEDS_FOR_A_VERDICT,
+from antiphase.studies.metrics import (
+    NATS,
+    ComparedMetric,
     Metric,
     Values,
     compare_metric,
-    in_family,
-    learned_verdict,
-    verdict,
+    compare_passing,
+    ratio_words,
 )
-from antiphase.uncertainty.seeds import Sample
-from antiphase.uncertainty.survival import log_rank, survival
+from antiphase.uncertainty.survival import detectable_ratio
+from antiphase.uncertainty.verdicts import Verdict, verdict
 
-Series = dict[str, list[float | None]]
 ACCURACY = Metric("first-query accuracy", "points", lower_is_better=False, digits=1, is_share=True)
-LOSS = Metric("held-out loss", "nats a token", lower_is_better=True, digits=4)
+LOSS = Metric("held-out loss", NATS, lower_is_better=True, digits=4)
+PAPER_LOSS = 3.062 - 3.087
+"""V1 minus softmax at 1.4B parameters (2410.05258, table 6), nats a token."""
 
 
 def steps_metric(settings: CompareSettings) -> Metric:
@@ -35,183 +33,106 @@ def steps_metric(settings: CompareSettings) -> Metric:
     return Metric(f"steps to {percent} accuracy", "steps", lower_is_better=True, digits=0)
 
 
-def claims_of(preset: Preset) -> list[dict[str, Any]]:
-    """The claims that a comparison may judge, the primary measure first: each arm beats the first in each number.
+def claim_of(preset: Preset) -> Claim:
+    """The question of a comparison: the second arm against the first.
 
-    Primary is the loss on text, and on the synthetic task, which is nothing but retrieval, its accuracy.
+    It is about the loss on text, and on the synthetic task, which is nothing but retrieval, about the steps until it is
+    learned.
     """
-    baseline, *others = preset.compare.arms
-    metrics = [LOSS, ACCURACY, steps_metric(preset.compare)]
-    if preset.run.data.source != "text":
-        metrics = [ACCURACY, LOSS, metrics[2]]
-    return [
-        {
-            "name": claim_name(metric.name, arm), "metric": metric.name, "arm": arm, "baseline": baseline,
-            "better": "lower" if metric.lower_is_better else "higher",
-        }
-        for metric in metrics
-        for arm in others
-    ]  # fmt: skip
+    settings = preset.compare
+    baseline, arm, *_ = settings.arms
+    seeds = len(settings.seeds)
+    if preset.run.data.source == "text":
+        return Claim.of_blocks(
+            f"Is the loss of {arm} on held-out text below that of {baseline}?", contrast_name(LOSS, arm, baseline),
+            arms=len(settings.arms), blocks=seeds, spread=LOSS_SPREAD,
+        )  # fmt: skip
+    return Claim(
+        question=f"Does {arm} learn to retrieve in fewer steps than {baseline}?",
+        contrast=contrast_name(steps_metric(settings), arm, baseline), n=seeds, detectable=detectable_ratio(2 * seeds),
+    )  # fmt: skip
 
 
-def claim_name(metric: str, arm: str) -> str:
-    """The name of a claim."""
-    return f"{metric}, {arm}"
+def contrast_name(metric: Metric, arm: str, baseline: str) -> str:
+    """For example ``held-out loss: differential - softmax``."""
+    return f"{metric.name}: {arm} - {baseline}"
 
 
 def compared(
-    settings: CompareSettings,
-    runs: Sequence[ComparedRun],
-    *,
-    guess_rate: float,
-    curve_samples: int,
-    registered: Registration | None,
+    settings: CompareSettings, runs: Sequence[ComparedRun], *, guess_rate: float | None, claim: Claim | None
 ) -> Numbers:
-    """What a record says of finished runs: comparison, further comparison, verdicts, Holm's correction, and words.
+    """What a record says of finished runs: comparison, further comparison, and a word on the primary contrast.
 
     Args:
-        curve_samples: sequences behind an accuracy, the same for all runs.
-        registered: what was claimed before; None: nothing, so there is no verdict.
+        guess_rate: None in older records, which do not know who learned.
+        claim: what was written down before; None: nothing, so there is no word.
     """
-    arms, seeds = list(settings.arms), settings.seeds
-    threshold = LearnedThreshold.of(guess_rate, settings.threshold)
-    measured = _measured(settings, runs, curve_samples)
-    accuracies = next(series for metric, series, _ in measured if metric is ACCURACY)
-    found: list[ComparedMetric] = []
-    words = []
-    for metric, series, samples in measured:
-        entry = _entry(metric, series, arms[0], samples, threshold, accuracies)
-        if entry is None:
-            continue
-        found.append(replace(entry, **_passing(series, settings, runs)) if metric.unit == "steps" else entry)
-        for arm, difference in entry.differences.items():
-            word, p = _verdict(metric, series, arm, arms[0], entry, threshold, guess_rate)
-            if registered is None or claim_name(metric.name, arm) not in registered.claims:
-                word, p = UNREGISTERED, None
-            elif difference.seeds < len(seeds) and not entry.learned:
-                word, p = "inconclusive", None  # a seed that never passed may have been the slowest: none is left out
-            words.append((metric.name, arm, word, p))
-    family = in_family([(word, p) for *_, word, p in words])
-    verdicts: dict[str, dict[str, str]] = {}
-    corrected: dict[str, dict[str, InFamily]] = {}
-    for (metric_name, arm, word, _), row in zip(words, family, strict=True):
-        verdicts.setdefault(metric_name, {})[arm] = word
-        corrected.setdefault(metric_name, {})[arm] = row
-    return Numbers(
-        comparison=found,
-        further_comparison=[
-            entry
-            for metric, series, samples in measured
-            for arm, other in settings.also.items()
-            if (
-                entry := _entry(
-                    metric, {name: series[name] for name in (arm, other)}, other, samples, threshold, accuracies
-                )
-            )
-        ],
-        verdicts=verdicts,
-        holm=corrected,
-        verdict=verdict_words(len(seeds), verdicts, corrected, is_registered=registered is not None),
-    )
-
-
-def _entry(
-    metric: Metric,
-    series: Series,
-    baseline: str,
-    samples: Mapping[str, Sample],
-    threshold: LearnedThreshold,
-    accuracies: Values,
-) -> ComparedMetric | None:
-    return compare_metric(
-        metric, series, baseline, samples=samples, threshold=None if metric.unit == "steps" else threshold,
-        accuracies=None if metric is ACCURACY else accuracies,
-    )  # fmt: skip
-
-
-def _verdict(
-    metric: Metric,
-    series: Series,
-    arm: str,
-    baseline: str,
-    entry: ComparedMetric,
-    threshold: LearnedThreshold,
-    guess_rate: float,
-) -> tuple[str, float | None]:
-    """The word, and p where there was a test."""
-    difference = entry.differences[arm]
-    if metric is ACCURACY and difference.mean is None and difference.seeds == len(series[arm]):
-        return learned_verdict(series, arm, baseline, threshold)
-    if difference.interval_is is None or difference.seeds < SEEDS_FOR_A_VERDICT:
-        return "inconclusive", None
-    word = verdict(
-        difference.values, lower_is_better=metric.lower_is_better, interval=difference.interval,
-        mean=fmean(entry.arms[one].mean or 0.0 for one in (baseline, arm)),
-        floor=guess_rate if metric.is_share else None,
-    )  # fmt: skip
-    return word, None if word == "not testable" else difference.interval_is.p
-
-
-def _passing(series: Series, settings: CompareSettings, runs: Sequence[ComparedRun]) -> dict[str, Any]:
-    """How many seeds of each arm passed and when, those that never did censored at the end of training."""
-    until = max(run.curve[-1].step for run in runs if run.curve)  # it is empty where a run diverged at once
-    steps = {arm: [None if value is None else int(value) for value in values] for arm, values in series.items()}
-    baseline = next(iter(settings.arms))
-    return {
-        "survival": {arm: survival(passed, until) for arm, passed in steps.items()},
-        "log_rank_p": {arm: log_rank(steps[arm], steps[baseline], until) for arm in steps if arm != baseline},
-    }
-
-
-def _measured(
-    settings: CompareSettings, runs: Sequence[ComparedRun], curve_samples: int
-) -> list[tuple[Metric, Series, dict[str, Sample]]]:
-    """What is compared: arm → one value for each seed, and what is known of its sample.
-
-    A threshold above which every run began distinguishes nothing.
-    """
+    baseline = next(iter(settings.arms), "")
+    threshold = None if guess_rate is None else LearnedThreshold.of(guess_rate, settings.threshold)
     by_key = {(run.arm, run.seed): run for run in runs}
 
-    def of_runs(read: Callable[[ComparedRun], float | None]) -> Series:
-        return {arm: [read(by_key[arm, seed]) for seed in settings.seeds] for arm in settings.arms}
+    def of_runs(read: Callable[[ComparedRun], float | None]) -> dict[str, list[float | None]]:
+        return {
+            arm: [read(by_key.get((arm, seed), ComparedRun(arm=arm))) for seed in settings.seeds]
+            for arm in settings.arms
+        }
 
     accuracies, losses = of_runs(lambda run: run.final.accuracy), of_runs(lambda run: run.final.loss)
     passes = of_runs(lambda run: run.passes)
-    counted = {
-        arm: Sample.of_counts([value for value in values if value is not None], curve_samples, shared=True)
-        for arm, values in accuracies.items()
-        if None not in values
-    }
-    sequences = {}
-    for arm, values in losses.items():
-        scores = [present(by_key[arm, seed].by_sequence or []) for seed in settings.seeds]
-        if None not in values and len(scores[0]) > 1 and len(set(map(len, scores))) == 1:
-            sequences[arm] = Sample.of_scores(scores, shared=True)
-    found: list[tuple[Metric, Series, dict[str, Sample]]] = [(ACCURACY, accuracies, counted), (LOSS, losses, sequences)]
-    if not all(value == 0 for values in passes.values() for value in values):
-        found.append((steps_metric(settings), passes, {}))
-    return found
+    until = max((run.curve[-1].step for run in runs if run.curve), default=0)  # none where a run diverged at once
+
+    def entries(first: str, others: Sequence[str] | None) -> list[ComparedMetric]:
+        among = [first, *others] if others is not None else list(settings.arms)
+        steps: Values = {arm: passes[arm] for arm in among}
+        found = [
+            compare_metric(ACCURACY, accuracies, first, others=others, threshold=threshold),
+            compare_metric(LOSS, losses, first, others=others, threshold=threshold, accuracies=accuracies),
+        ]
+        if any(value != 0 for series in steps.values() for value in series):  # else every run began above it
+            found.append(compare_passing(steps_metric(settings), steps, first, until))
+        return [entry for entry in found if entry is not None]
+
+    whole = entries(baseline, None)
+    return Numbers(
+        comparison=whole,
+        further_comparison=[entry for arm, other in settings.also.items() for entry in entries(other, [arm])],
+        verdict=verdict_words(settings, whole, claim),
+    )
 
 
-def verdict_words(
-    seeds: int,
-    verdicts: Mapping[str, Mapping[str, str]],
-    corrected: Mapping[str, Mapping[str, InFamily]],
-    *,
-    is_registered: bool = True,
-) -> str:
-    """All verdicts in one sentence, each with p, and with the verdict that would hold under Holm's correction."""
-    if seeds < SEEDS_FOR_A_VERDICT:
-        return (
-            f"{'One seed is' if seeds == 1 else f'{seeds} seeds are'} no verdict: a claim rests on at least "
-            f"{SEEDS_FOR_A_VERDICT} paired seeds. Read this as an observation about these runs."
-        )
-    if not is_registered:
-        return "No verdict: the claims were not written into the folder before the runs."
-    parts = []
-    for metric, arms in verdicts.items():
-        for arm, word in arms.items():
-            row = corrected[metric][arm]
-            holm = "" if row.p is None else f" (p = {row.p:.2g}; by Holm {row.p_holm:.2g}: {row.verdict_holm})"
-            parts.append(f"{claim_name(metric, arm)}: {word}{holm}")
-    return "Verdicts on the claim that the arm beats the baseline. " + "; ".join(parts) + "."
+def verdict_words(settings: CompareSettings, found: Sequence[ComparedMetric], claim: Claim | None) -> str:
+    """Effect, interval, n, MDE and one of three words on the primary contrast, where it was written down before."""
+    if claim is None:
+        return "No verdict: the primary contrast was not written into the folder before the runs."
+    baseline, *others = settings.arms
+    for metric in (LOSS, ACCURACY, steps_metric(settings)):
+        for arm in others:
+            entry = next((entry for entry in found if entry.metric == metric.name), None)
+            if contrast_name(metric, arm, baseline) == claim.contrast and entry is not None:
+                return f"Primary contrast, {claim.contrast}: {_judged(metric, entry, arm, baseline)}."
+    return f"Primary contrast, {claim.contrast}: cannot tell (nothing was measured)."
+
+
+def _judged(metric: Metric, entry: ComparedMetric, arm: str, baseline: str) -> str:
+    seeds = f"n = {len(entry.arms[arm].values)} seeds"
+    if entry.hazard_ratios is not None:
+        ratio = entry.hazard_ratios[arm]
+        if ratio is None:
+            return f"{seeds}: {Verdict('cannot tell', 'the seeds do not differ')}"
+        low, high = map(math.log, ratio.interval)
+        word = verdict((low, high), lower_is_better=False, detectable=math.log(ratio.detectable), paper=None)
+        return f"{ratio_words(ratio)}, {seeds}, MDE {ratio.detectable:.2f}: {word}"
+    difference = entry.differences[arm]
+    if difference.mean is None or difference.interval is None or difference.detectable is None:
+        return f"{seeds}: {Verdict('cannot tell', 'there is no interval')}"
+    paper = PAPER_LOSS if metric is LOSS and (arm, baseline) == ("differential", "softmax") else None
+    low, high = difference.interval
+    word = verdict(
+        (low, high), lower_is_better=metric.lower_is_better, detectable=difference.detectable, paper=paper
+    )  # fmt: skip
+    effect, *ends = (metric.spoken(value, signed=True) for value in (difference.mean, low, high))
+    beside = "" if paper is None else f", the paper {metric.spoken(paper, signed=True)} (1.4B)"
+    return (
+        f"{effect} {metric.unit} (95 % {' to '.join(ends)}), {seeds}, MDE {metric.spoken(difference.detectable)}"
+        f"{beside}: {word}"
+    )

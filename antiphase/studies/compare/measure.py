@@ -24,12 +24,12 @@ from antiphase.scoring.effects import allocation_with_effects
 from antiphase.scoring.loading import load_model, refused_by_model
 from antiphase.scoring.needles import needle_grid, predictor, summarize
 from antiphase.scoring.perplexity import losses_by_sequence, perplexity
+from antiphase.studies.claims import Registration, register, registered
 from antiphase.studies.compare import RANDOM, STARTS, ComparedRun, Comparison, ComparisonSettings, Parameters, Picture
-from antiphase.studies.compare.comparison import claims_of, compared
+from antiphase.studies.compare.comparison import claim_of, compared
 from antiphase.studies.grid import Grid, needle_tasks
 from antiphase.studies.jobs import Job, Report
 from antiphase.studies.plan import Plan, described
-from antiphase.studies.registered_claims import Registration, register, registered
 from antiphase.studies.runs import CurvePoint
 from antiphase.training.device import choose_device
 from antiphase.training.run_folder import read_curve
@@ -83,18 +83,16 @@ def compare(
 
     def first() -> None:
         if not any((output / job.name).exists() for job in grid.jobs):  # it is new, or was stopped before its first run
-            claims = claims_of(preset)
-            register(output, primary=claims[0]["name"], seeds=preset.compare.seeds, claims=claims)
+            register(output, claim_of(preset))
         begin()
 
     started = time.perf_counter()
     with grid.held(resume=resume, say=say, begin=first) as data:
         grid.train(_showing(grid, data, report, watch), say)
         say("measuring retrieval, loss and attention of every model, trained and untrained")
-        registration = registered(output, claims=claims_of(preset))
-        values, arrays = measure(grid, data, registration)
-        described = None if registration is None else registration.describe()
-        record = grid.save("compare", values, started=started, arrays=arrays, registered=described)
+        claim = registered(output, claim_of(preset))
+        values, arrays = measure(grid, data, claim)
+        record = grid.save("compare", values, started=started, arrays=arrays, claim=claim)
         Comparison.of(record)  # it can be read back
         return record
 
@@ -133,7 +131,7 @@ def unfinished(grid: Grid, *, guess_rate: float) -> Record | None:
     return Record(kind="compare", values=finite(found), seeds=list(settings.seeds))
 
 
-def measure(grid: Grid, data: PreparedData, registration: Registration | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def measure(grid: Grid, data: PreparedData, claim: Registration | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """All numbers of a finished comparison, and the arrays of its attention maps. A run that diverged has no model."""
     settings, run = grid.preset.compare, grid.preset.run
     cells: list[dict[str, Any]] = []
@@ -175,9 +173,7 @@ def measure(grid: Grid, data: PreparedData, registration: Registration | None) -
     arms = list(settings.arms)
     untrained_are = dict.fromkeys(RANDOM if job.settings.training.start_from is None else STARTS for job in grid.jobs)
     guess_rate = data.task().guess_rate
-    common = compared(
-        settings, runs, guess_rate=guess_rate, curve_samples=evaluation.curve_samples, registered=registration
-    )
+    common = compared(settings, runs, guess_rate=guess_rate, claim=claim)
     values = {
         "source": run.data.source,
         "arms": arms,

@@ -10,10 +10,11 @@ from typing import Any
 
 from antiphase.evaluations.retrieval_results import Accuracy
 from antiphase.evaluations.retrieval_shown import grid_point, grid_points, point_words, state
-from antiphase.outcomes import Difference, LearnedThreshold, follows
+from antiphase.outcomes import LearnedThreshold, follows
 from antiphase.report.tables import Column, Table, columns_of, format_value, present, table_of
 from antiphase.studies.compare import ComparedRun, Comparison, Parameters
 from antiphase.studies.compare.shown import threshold_of
+from antiphase.studies.metrics import Difference
 
 LARGEST_CURVE = 1500
 """Rows of the learning-curve table; a longer curve is thinned, so that the page stays small."""
@@ -185,7 +186,7 @@ def _with_interval(row: Accuracy) -> str:
 
 
 def comparison(found: Comparison) -> Table | None:
-    """Every compared number with its spread, the paired difference from the baseline, and the test of it."""
+    """Every compared number with its spread, the paired difference from the baseline, and what could be seen."""
     rows = []
     for entry in found.comparison:
         text = partial(_text_in, entry.unit)
@@ -203,28 +204,28 @@ def comparison(found: Comparison) -> Table | None:
             plus = "+" if (difference.mean or 0) > 0 else ""
             change = f"{plus}{text(difference.mean)}" if arm in entry.differences else None
             paired = f"[{interval[0]}, {interval[1]}]" if interval else None
-            made = difference.interval_is
-            test = (found.holm or {}).get(entry.metric, {}).get(arm)
+            detectable = None if difference.detectable is None else text(difference.detectable)
+            ratio = (entry.hazard_ratios or {}).get(arm)
+            hazard = None if ratio is None else f"{ratio.ratio:.2f} [{ratio.interval[0]:.2f}, {ratio.interval[1]:.2f}]"
             listed = ", ".join(text(value) for value in values)
             counts = "{} of {}".format(*learned) if learned else None
             rows.append([
                 entry.metric, entry.unit, "lower" if entry.lower_is_better else "higher", arm, counts, *cells, change,
-                paired, made.covers if made else "seeds" if paired else None, made.method if made else None,
-                difference.seeds if arm in entry.differences else None,
-                *((test.p, test.p_holm, test.verdict_holm) if test else (None, None, None)), listed,
+                paired, detectable, difference.seeds if arm in entry.differences else None,
+                None if paired is None else "yes" if entry.is_pooled else "no", hazard, listed,
             ])  # fmt: skip
     columns = columns_of(
         *("Metric", "Unit", "Better is", "Arm", "Learned|number", "Median|number", "Mean|number", "Smallest|number"),
-        *("Largest|number", "Mean paired difference|number", "95 % interval|number", "Interval over", "By"),
-        *("Pairs|number", "p|number", "p by Holm|number", "Verdict under Holm", "By seed|number"),
+        *("Largest|number", "Mean paired difference|number", "95 % interval|number", "MDE|number", "Pairs|number"),
+        *("Pooled", "Hazard ratio|number", "By seed|number"),
     )
     note = (
-        f"Differences are arm minus {found.baseline}, paired by seed. Where models either "
-        "learned or did not, there is no mean and no interval: seeds that learned are counted. A seed without a value "
-        "is later than all in a median, none where that is half of them, and leaves no mean."
+        f"Differences are arm minus {found.baseline}, paired by seed; intervals are Student's over seeds, with the "
+        "residuals of all arms pooled where John's test of sphericity does not object (p of 0.1 or more). MDE: the "
+        "difference that is seen with a power of 80 %. Steps are compared by hazard ratios: above 1 an arm is sooner. "
+        "Where models either learned or did not, there is no mean and no interval: seeds that learned are counted. A "
+        "seed without a value is later than all in a median, none where that is half of them, and leaves no mean."
     )
-    if found.holm is None:
-        note += " An older record: intervals cover seeds alone, not the test sample, and p is not kept."
     return table_of("Comparison in numbers", columns, rows, note)
 
 

@@ -11,7 +11,6 @@ from antiphase.evaluations.result import Result
 from antiphase.evaluations.settings import DeviceSettings
 from antiphase.execution.settings import ExecutorSettings
 from antiphase.flags import flag
-from antiphase.outcomes import Basis
 
 PAPER = "paper"
 """The scale that is not run; only what its models would take is reported."""
@@ -121,15 +120,13 @@ class Judgement:
     digits: int
     is_share: bool
     lower_is_better: bool
+    effect: float | None = None
+    """The paper's, differential minus softmax, the smallest of its numbers; None: it has none in this unit."""
     verdict: str = ""
+    """``agrees``, ``disagrees`` or ``cannot tell``."""
     reason: str = ""
-    p: float | None = None
-    p_holm: float | None = None
-    verdict_holm: str | None = None
-    """None: an older record, which keeps no p."""
-
     pairs: int | None = None
-    """All, used or not; None: nothing was measured, or in an older record."""
+    """None: nothing was measured, or in an older record."""
     softmax: float | None = None
     """Mean over seeds."""
     differential: float | None = None
@@ -139,7 +136,8 @@ class Judgement:
     """Mean of differential minus softmax; None where models either learned or did not."""
     interval: list[float] | None = None
     """95 %."""
-    interval_is: Basis | None = None
+    detectable: float | None = None
+    """The difference that is seen with a power of 80 % (MDE)."""
     differences: list[float] | None = None
     seeds: int | None = None
     """Number of seeds with a difference."""
@@ -196,8 +194,6 @@ class Reproduction(Result):
     scale: str = ""
     parts: dict[str, list[str]] = field(default_factory=dict)
     """Folders of their records."""
-    own_scale: bool | None = None
-    """Whether the models are of the size and training of the paper's; none of older records' are."""
     claims: list[Judgement] = field(default_factory=list)
     equal_loss: list[NeededForLoss] = field(default_factory=list)
     models: Models | None = None

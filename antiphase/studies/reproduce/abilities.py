@@ -1,7 +1,8 @@
 """What models must have learned before they can show a claim: pairs of equal ability, and why records cannot show it.
 
 A claim about where models attend, or about what both can do, is meaningful only for pairs whose two models learned
-equally much by the claim's own primary measure. A pair is left out whichever arm is behind.
+equally much by the claim's own primary measure. No pair is left out for that, because the rest would be no fair sample:
+where one does not match, whichever arm is behind, the claim is not judged.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.evaluations.hallucination import GOLD, MODEL, WRONG
+from antiphase.studies.metrics import CEILING, FLOOR_MARGIN
 from antiphase.studies.reproduce.readings import (
     ARM,
     ARMS,
@@ -35,9 +37,7 @@ from antiphase.studies.reproduce.readings import (
     seeds_of,
     telling_cells,
 )
-from antiphase.studies.verdicts import CEILING, FLOOR_MARGIN
-from antiphase.uncertainty.intervals import wilson_interval
-from antiphase.uncertainty.seeds import seeds_interval
+from antiphase.uncertainty.intervals import mean_interval, wilson_interval
 
 ACCURACY_WITHIN = 0.1
 """Share of right answers by which the two models of a pair may differ."""
@@ -61,15 +61,10 @@ class Ability:
 
     lacking: Lacking
     values: Series
-    """Shows which arm has more of it on average, over the remaining pairs."""
+    """Shows which arm has more of it on average, over pairs."""
     mean_within: float | None = None
     """By how much less the arm that is better in the claim's measure may have; None: not checked."""
     is_loss: bool = False
-
-    def left(self) -> list[int]:
-        """Indices of the seeds in which neither arm lacks anything."""
-        seeds = range(len(self.values[BASELINE]))
-        return [seed for seed in seeds if not any(arms[seed] for arms in self.lacking.values())]
 
     def reasons(self) -> list[str]:
         """``right less often by more than 10 points: differential in 2 of 5 seeds``."""
@@ -78,12 +73,12 @@ class Ability:
             if (words := named(reason, {arm: (sum(arm in of for of in arms), len(arms)) for arm in (BASELINE, ARM)}))
         ]  # fmt: skip
 
-    def less(self, arm: str, seeds: Sequence[int]) -> str | None:
-        """How an arm has less of it than the other, on average over some seeds."""
+    def less(self, arm: str) -> str | None:
+        """How an arm has less of it than the other, on average over seeds."""
         if self.mean_within is None:
             return None
         means = {
-            name: statistics.fmean(value for seed in seeds if (value := values[seed]) is not None)
+            name: statistics.fmean(value for value in values if value is not None)
             for name, values in self.values.items()
         }
         behind = means[arm] - means[BASELINE if arm == ARM else ARM]
@@ -220,8 +215,8 @@ def knows_gain(found: Found) -> str | None:
 def costs_something(found: Found) -> str | None:
     """Where few bits cost nothing, nothing can cost less."""
     lost = _of_pairs(lost_to_four_bits(found))
-    interval = seeds_interval(lost)
-    if (lost and statistics.fmean(lost) < LEAST_LOST) or (interval is not None and interval.low <= 0):
+    interval = mean_interval(lost)
+    if (lost and statistics.fmean(lost) < LEAST_LOST) or (interval is not None and interval[0] <= 0):
         return "4 bits cost the models nothing"
     return None
 

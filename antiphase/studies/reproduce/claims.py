@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from antiphase.evaluations.retrieval_results import NOISE
-from antiphase.studies.reproduce import abilities, claim_samples, readings
+from antiphase.studies.compare.comparison import PAPER_LOSS
+from antiphase.studies.metrics import NATS, Metric
+from antiphase.studies.reproduce import abilities, readings
 from antiphase.studies.reproduce.abilities import Ability
-from antiphase.studies.reproduce.claim_samples import Samples
 from antiphase.studies.reproduce.readings import Floor, Found, Series
-from antiphase.studies.verdicts import Metric
 
 
 @dataclass(frozen=True)
@@ -39,17 +38,10 @@ class Claim:
     abilities: Callable[[Found], list[Ability]] = lambda found: []
     """What both models of a pair must have to a similar degree, because otherwise a model without it would win the
     claim."""
-    samples: Callable[[Found], Samples] = lambda found: {}
-    """What is known of the test samples, for intervals that cover them."""
     cells: Callable[[Found], str] = lambda found: ""
     """Which of the measured cells count, in words."""
-
-    def registration(self) -> dict[str, Any]:
-        """What is written down before a run."""
-        return {
-            "name": self.name, "part": self.part, "measure": self.metric.name, "unit": self.metric.unit,
-            "better": "lower" if self.metric.lower_is_better else "higher",
-        }  # fmt: skip
+    effect: float | None = None
+    """The paper's, differential minus softmax, the smallest of its numbers; None: it has none in this unit."""
 
 
 PRIMARY = "Language modelling: lower held-out loss at equal size and tokens"
@@ -60,21 +52,20 @@ CLAIMS = (
         "mean of seven tasks, zero-shot 55.4 → 56.2, five-shot 56.4 → 58.0 (350B tokens)",
         "mean of the tasks given and their numbers of examples",
         Metric("accuracy", "points", lower_is_better=False, digits=1, is_share=True), readings.downstream,
-        readings.without_reading, samples=claim_samples.downstream_samples,
+        readings.without_reading, effect=0.008,
     ),
     Claim(
         PRIMARY, "compare", "Figure 3, Table 6",
         "3.087 → 3.062 at 1.4B; 6.8B as good as 11B, 160B tokens as 251B", "held-out text",
-        Metric("held-out loss", "nats a token", lower_is_better=True, digits=4), readings.compared("held-out loss"),
-        samples=claim_samples.loss_samples,
+        Metric("held-out loss", NATS, lower_is_better=True, digits=4), readings.compared("held-out loss"),
+        effect=PAPER_LOSS,
     ),
     Claim(
         "Long context: more gained from context", "long-context", "Figure 4", "loss lower at every length to 64K",
         "loss of the last eighth of the length of training behind as many tokens, minus that behind the whole window; "
         "no model was extended",
-        Metric("gain from context", "nats a token", lower_is_better=False, digits=4),
+        Metric("gain from context", NATS, lower_is_better=False, digits=4),
         readings.gained, guard=abilities.knows_gain, abilities=abilities.no_higher_at_the_end,
-        samples=claim_samples.gain_samples,
     ),
     Claim(
         "Key information retrieval: more of several needles found", "needles", "Table 2",
@@ -83,25 +74,25 @@ CLAIMS = (
         Metric("right outputs", "points", lower_is_better=False, digits=1, is_share=True),
         lambda found: readings.right_in(found, readings.telling_cells(found)),
         lambda found: readings.pooled(readings.telling_cells(found).values()), abilities.can_tell,
-        samples=claim_samples.needle_samples, cells=readings.counted,
+        cells=readings.counted, effect=0.07,
     ),
     Claim(
         "Attention allocation: more on the answer", "allocation", "Table 3", "3 to 9 → 27 to 40 by depth",
         "share of Σ|A|, the needle anywhere",
         Metric("share on the answer", "points", lower_is_better=False, digits=1, is_share=True),
-        readings.allocated("answer"), guard=abilities.was_asked, abilities=abilities.finding,
+        readings.allocated("answer"), guard=abilities.was_asked, abilities=abilities.finding, effect=0.18,
     ),
     Claim(
         "Attention allocation: less on noise", "allocation", "Table 3", "49 to 54 → 1 to 2 by depth",
         "share of Σ|A| on other needles and filler",
         Metric("share on noise", "points", lower_is_better=True, digits=1, is_share=True),
-        readings.allocated(*NOISE), guard=abilities.was_asked, abilities=abilities.finding,
+        readings.allocated(*NOISE), guard=abilities.was_asked, abilities=abilities.finding, effect=-0.47,
     ),
     Claim(
         "In-context learning: higher many-shot accuracy", "many-shot", "Figure 6", "5.2 to 21.6 points higher",
         "words with meaningless labels, as in training, with the largest number of examples at this scale",
         Metric("accuracy", "points", lower_is_better=False, digits=1, is_share=True),
-        readings.most_shots, readings.majority, samples=claim_samples.shot_samples,
+        readings.most_shots, readings.majority, effect=0.052,
     ),
     Claim(
         "In-context learning: less spread over orders of the examples", "many-shot", "Figure 7",
@@ -110,13 +101,12 @@ CLAIMS = (
         "accuracy p",
         Metric("flips over those by chance", "", lower_is_better=True, digits=3),
         readings.flips, guard=abilities.has_orders, abilities=abilities.naming_labels,
-        samples=claim_samples.flip_samples,
     ),
     Claim(
         "Contextual hallucination: more outputs that are true of the text", "hallucination", "Table 4",
         "XSum 44 → 53, CNN/DM 32 → 41, MultiNews 42 → 61", "the given data sets, judged by the given judge",
         Metric("true outputs", "points", lower_is_better=False, digits=1, is_share=True),
-        readings.faithful, readings.untrue, abilities.is_judged, samples=claim_samples.faithful_samples,
+        readings.faithful, readings.untrue, abilities.is_judged, effect=0.09,
     ),
     Claim(
         "Outliers: smaller largest attention logit", "outliers", "Table 5", "318.0 → 38.8", "over all layers",
@@ -133,7 +123,7 @@ CLAIMS = (
     Claim(
         "Quantization: less lost with 4-bit attention logits", "quantization", "Figure 8",
         "differential with 4 bits as good as softmax with 6, in accuracy on HellaSwag", "in loss on held-out text",
-        Metric("loss added by 4 bits", "nats a token", lower_is_better=True, digits=4),
+        Metric("loss added by 4 bits", NATS, lower_is_better=True, digits=4),
         readings.lost_to_four_bits, guard=abilities.costs_something,
         abilities=lambda found: abilities.equally_trained(found, found.quantization),
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -23,13 +23,13 @@ from antiphase.folders.ownership import make_folder, only_one
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import read_json
 from antiphase.records import Record, finite, write_atomically
+from antiphase.studies.claims import CLAIM_FILE, Claim, Registration, register, registered
 from antiphase.studies.compare import Comparison
 from antiphase.studies.estimate import EstimateSettings
 from antiphase.studies.estimate.measure import estimate as estimate_training
 from antiphase.studies.estimate.measure import estimated
 from antiphase.studies.jobs import Report
 from antiphase.studies.plan import Plan
-from antiphase.studies.registered_claims import CLAIMS_FILE, Registration, register, registered
 from antiphase.studies.reproduce import (
     OWN,
     PAPER,
@@ -42,7 +42,7 @@ from antiphase.studies.reproduce import (
 from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY, UNJUDGED
 from antiphase.studies.reproduce.judging import judge_all
 from antiphase.studies.reproduce.parts import Work, check_own
-from antiphase.studies.reproduce.readings import ARM, ARMS, Found
+from antiphase.studies.reproduce.readings import ARM, ARMS, BASELINE, Found
 from antiphase.studies.reproduce.scales import SCALES, estimate
 
 REQUEST = "reproduce.json"
@@ -50,7 +50,7 @@ REPRODUCTION = Resumable(
     REQUEST,
     again="already contains a reproduction; add --resume to continue it",
     other="holds a reproduction with other settings, or of another version ({names}); choose another folder",
-    earlier=(CLAIMS_FILE,),
+    earlier=(CLAIM_FILE,),
 )
 
 
@@ -132,7 +132,7 @@ def reproduce(
     begin(settings, preset, output, resume=resume)
     started = time.perf_counter()
     with only_one(output):
-        registration = registered_claims(output)
+        claim = registered_claim(output)
         work = Work(settings, preset, output, say, report, executor)
         found: dict[str, list[Record]] = {}
         missing = settings.missing()
@@ -142,23 +142,20 @@ def reproduce(
                 found[part] = work.run(part)
             elif kept := work.kept(part):
                 found[part] = kept
-        own_scale = work.scale.is_the_papers
-        judged = judge_all(Found.of(found), missing, registration, diverged=work.diverged, own_scale=own_scale)
+        judged = judge_all(Found.of(found), missing, diverged=work.diverged)
         result = Reproduction(
             scale=settings.scale,
             parts={part: sorted(str(folder) for folder in work.folders[part]) for part in found},
-            own_scale=own_scale,
             claims=judged,
             equal_loss=_equal_loss(found.get("scaling", [])),
             models=_trained(found["compare"][0]),
             unjudged=UNJUDGED,
         )
-        described = None if registration is None else registration.describe()
         sizes = asdict(SCALES[settings.scale])
         record = Record(
             kind="reproduce",
             values=finite(vars(result) | {"claims": [one.describe() for one in judged]}),
-            config=finite({**settings.kept(), "sizes": sizes, "run": preset.run, "registered": described}),
+            config=finite({**settings.kept(), "sizes": sizes, "run": preset.run, "claim": claim}),
             seeds=list(preset.compare.seeds),
             seconds=time.perf_counter() - started,
         )
@@ -175,7 +172,7 @@ def begin(settings: ReproduceSettings, preset: Preset, output: Path, *, resume: 
     if REPRODUCTION.begun(output, resume=resume):
         before = read_json(path, "--output", BROUGHT_BACK)
         kept = before.pop("content", {})
-        before.pop("claims", None)
+        before.pop("claim", None)
         REPRODUCTION.check_same(output, before, tree)
         if changed := [what for what, digest in content.items() if kept.get(what) != digest]:
             raise InputError(
@@ -184,23 +181,33 @@ def begin(settings: ReproduceSettings, preset: Preset, output: Path, *, resume: 
             )
     else:
         make_folder(output)
-        register(output, primary=PRIMARY, seeds=preset.compare.seeds, claims=[claim.registration() for claim in CLAIMS])
+        register(output, claim_of(preset, SCALES[settings.scale].spread))
         written = registered(output)
         assert written is not None
-        whole = {**tree, "content": content, "claims": written.sha256}
+        whole = {**tree, "content": content, "claim": written.sha256}
         write_atomically(path, (json.dumps(whole, indent=1) + "\n").encode())
 
 
-def registered_claims(output: Path) -> Registration | None:
+def claim_of(preset: Preset, spread: float) -> Claim:
+    """The claim that a reproduction is made for before all others, and what is measured besides."""
+    (primary,) = [one for one in CLAIMS if one.name == PRIMARY]
+    found = Claim.of_blocks(
+        f"{primary.name}?", f"{primary.metric.name}: {ARM} - {BASELINE}", arms=2, blocks=len(preset.compare.seeds),
+        spread=spread,
+    )  # fmt: skip
+    return replace(found, details={"others": [one.name for one in CLAIMS if one is not primary]})
+
+
+def registered_claim(output: Path) -> Registration | None:
     """What was claimed when the reproduction began; None: it began before claims were written down.
 
     Raises:
         InputError: the file is not what it was then.
     """
-    known = read_json(output / REQUEST, "--output", BROUGHT_BACK).get("claims")
+    known = read_json(output / REQUEST, "--output", BROUGHT_BACK).get("claim")
     found = registered(output) if known else None
     if known and (found is None or found.sha256 != known):
-        raise InputError(f"--output {output}: {CLAIMS_FILE} is not what it was when the reproduction began; restore it")
+        raise InputError(f"--output {output}: {CLAIM_FILE} is not what it was when the reproduction began; restore it")
     return found
 
 

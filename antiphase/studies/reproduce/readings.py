@@ -23,7 +23,7 @@ from antiphase.evaluations.result import Result
 from antiphase.evaluations.retrieval_results import Accuracy, CellScore, MapAllocation
 from antiphase.records import Record
 from antiphase.studies.compare import Comparison
-from antiphase.studies.verdicts import CEILING, FLOOR_MARGIN
+from antiphase.studies.metrics import CEILING, FLOOR_MARGIN
 from antiphase.uncertainty.intervals import wilson_interval
 
 BASELINE, ARM = ARMS = ("softmax", "differential")

@@ -11,7 +11,6 @@ from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
 from antiphase.execution.settings import ExecutorSettings
 from antiphase.flags import flag
-from antiphase.outcomes import Basis
 from antiphase.typed import OPTIONAL
 
 KINDS_OF_LABELS = ("coarse", "fine")
@@ -133,18 +132,14 @@ class ClassifierMean:
     folds: int
     accuracy: float
     interval: list[float]
-    """95 %: with several seeds, it covers seeds and test rows (``uncertainty/seeds.py``); with one, it is Wilson's."""
-    interval_is: str
-    interval_of: Basis | None = None
-    """Basis of an interval over seeds; None with one seed, and in older records."""
+    """95 %, Wilson's over the test rows."""
     macro_f1: float | None
     unseen_accuracy: float | None
     development_accuracy: float
     difference: float | None
     """Difference from the first model, paired by seed; None for the first."""
     difference_interval: list[float] | None
-    difference_of: Basis | None = None
-    """Basis of that interval; None with one seed, for the first model, and in older records."""
+    """95 %, over seeds; None with one."""
     parameters: int
     seconds: float
 

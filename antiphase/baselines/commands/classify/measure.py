@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -57,8 +58,8 @@ from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import Record, finite
 from antiphase.report.tables import mean_of_present
 from antiphase.training.device import choose_device
+from antiphase.uncertainty.blocks import Blocks
 from antiphase.uncertainty.intervals import wilson_interval
-from antiphase.uncertainty.seeds import Sample, seeds_interval
 
 
 @dataclass(frozen=True)
@@ -356,43 +357,38 @@ def summaries(runs: Sequence[ClassifierRun], drawn_from: int | None = None) -> l
     Args:
         drawn_from: number of rows of which each seed holds out a part of its own; None if all have the same test rows.
     """
-    found: list[ClassifierMean] = []
-    first: tuple[dict[int, float], Sample] | None = None
+    accuracies: dict[str, dict[int, float]] = {}
+    pooled: dict[str, list[_Pooled]] = {}
     for name in dict.fromkeys(run.model for run in runs):
         own = [run for run in runs if run.model == name]
-        seeds = list(dict.fromkeys(run.seed for run in own))
-        by_seed = {seed: _Pooled.of([run for run in own if run.seed == seed]) for seed in seeds}
-        accuracies = {seed: row.whole.correct / row.whole.samples for seed, row in by_seed.items()}
-        size = min(row.whole.samples for row in by_seed.values())
-        sample = Sample.of_counts(list(accuracies.values()), size, shared=drawn_from is None, drawn_from=drawn_from)
-        several = seeds_interval(list(accuracies.values()), sample)
-        only = by_seed[seeds[0]].whole
-        interval = wilson_interval(only.correct, only.samples)
-        if several is not None:
-            interval = max(0.0, several.low), min(1.0, several.high)
-        difference, paired = None, None
-        if first is None:
-            first = accuracies, sample
-        else:
-            differences = [accuracies[seed] - first[0][seed] for seed in seeds]
-            difference = sum(differences) / len(seeds)
-            paired = seeds_interval(differences, sample.minus(first[1]))
+        seeds = dict.fromkeys(run.seed for run in own)
+        pooled[name] = [_Pooled.of([run for run in own if run.seed == seed]) for seed in seeds]
+        accuracies[name] = {
+            seed: row.whole.correct / row.whole.samples for seed, row in zip(seeds, pooled[name], strict=True)
+        }
+    first = next(iter(accuracies), "")
+    blocks = Blocks.of(
+        {name: [by_seed.get(seed) for seed in accuracies[first]] for name, by_seed in accuracies.items()}
+    )
+    found: list[ClassifierMean] = []
+    for name, by_seed in accuracies.items():
+        own = [run for run in runs if run.model == name]
+        accuracy, size = fmean(by_seed.values()), min(row.whole.samples for row in pooled[name])
+        tested = size if drawn_from is None else min(drawn_from, size * len(by_seed))
+        paired = None if blocks is None or name == first else blocks.difference(name, first)
         found.append(ClassifierMean(
             model=name,
-            seeds=len(seeds),
-            folds=len(own) // len(seeds),
-            accuracy=sum(accuracies.values()) / len(seeds),
-            interval=list(interval),
-            interval_is="Wilson over samples" if several is None else several.basis.words,
-            interval_of=None if several is None else several.basis,
-            macro_f1=mean_of_present(row.whole.macro_f1 for row in by_seed.values()),
-            unseen_accuracy=mean_of_present(row.unseen_accuracy for row in by_seed.values()),
-            development_accuracy=sum(run.development.accuracy for run in own) / len(own),
-            difference=difference,
-            difference_interval=None if paired is None else [paired.low, paired.high],
-            difference_of=None if paired is None else paired.basis,
-            parameters=round(sum(run.parameters for run in own) / len(own)),
-            seconds=sum(run.seconds for run in own) / len(own),
+            seeds=len(by_seed),
+            folds=len(own) // len(by_seed),
+            accuracy=accuracy,
+            interval=list(wilson_interval(round(accuracy * tested), tested)),
+            macro_f1=mean_of_present(row.whole.macro_f1 for row in pooled[name]),
+            unseen_accuracy=mean_of_present(row.unseen_accuracy for row in pooled[name]),
+            development_accuracy=fmean(run.development.accuracy for run in own),
+            difference=None if name == first else accuracy - fmean(accuracies[first].values()),
+            difference_interval=None if paired is None else list(paired.interval()),
+            parameters=round(fmean(run.parameters for run in own)),
+            seconds=fmean(run.seconds for run in own),
         ))  # fmt: skip
     return found
 

@@ -24,10 +24,9 @@ def models(found: Classify) -> Table | None:
         Column("Model"), Column("Accuracy", "percent"), Column("95 %", "number"), Column("Macro-F1", "percent"),
         Column("Unseen", "percent"), Column("Seconds", "integer"),
     ]  # fmt: skip
-    kinds = ", ".join(dict.fromkeys(row.interval_is for row in found.models))
     note = (
-        f"On the test part; interval: {kinds}. Unseen: accuracy on the test rows whose text occurs neither in training "
-        "nor in development. Seconds are of one run."
+        "On the test part; interval: Wilson's over its rows. Unseen: accuracy on the test rows whose text occurs "
+        "neither in training nor in development. Seconds are of one run."
     )
     return Table(title="Test accuracy", columns=columns, rows=rows, note=note)
 
@@ -43,8 +42,7 @@ def model_details(found: Classify) -> Table | None:
         Column("Model"), Column("Parameters", "integer"), Column("Seeds", "integer"), Column("Folds", "integer"),
         Column("Development accuracy", "percent"), Column("Test accuracy against the first model, points", "number"),
     ]  # fmt: skip
-    kinds = ", ".join(dict.fromkeys(row.difference_of.words for row in found.models if row.difference_of))
-    note = "Differences are paired by seed, in brackets the 95 % interval" + (f" ({kinds})." if kinds else ".")
+    note = "Differences are paired by seed, in brackets the 95 % interval over seeds."
     return Table(title="Models of classifiers", columns=columns, rows=rows, note=note)
 
 

@@ -115,8 +115,7 @@ class TranslatorMean:
     exact_match: float
     ended: float
     interval: list[float]
-    """95 % interval of ``exact_match``: over seeds and sentences (``uncertainty/seeds.py``), Wilson's with one seed."""
-    interval_is: str
+    """95 % interval of ``exact_match``: over seeds, with one seed Wilson's over sentences."""
     mean_of_heads: float | None
     best_head: float | None
     chance: float | None

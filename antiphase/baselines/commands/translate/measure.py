@@ -52,8 +52,7 @@ from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.records import Record, finite
 from antiphase.report.tables import mean_of_present
 from antiphase.training.device import choose_device
-from antiphase.uncertainty.intervals import wilson_interval
-from antiphase.uncertainty.seeds import Sample, seeds_interval
+from antiphase.uncertainty.intervals import share_interval
 
 START, END = "<|start|>", "<|end|>"
 CHOOSING = 200
@@ -305,7 +304,7 @@ class Study:
                 test_samples=len(parts.test),
                 test_sources_in_train=sum(normal_form(pair.source) in trained for pair in parts.test),
             ),
-            models=summaries(runs, None if self.request.test or generated else len(parts.train) + len(parts.test)),
+            models=summaries(runs),
             baselines=self._baselines(tokenizer, parts, sources, targets),
             example=ShownPair(
                 seed=parts.seed,
@@ -378,25 +377,14 @@ def _sentence(run: TranslatorRun) -> str:
     )
 
 
-def summaries(runs: Sequence[TranslatorRun], drawn_from: int | None = None) -> list[TranslatorMean]:
-    """One row per model, before and after training.
-
-    Args:
-        drawn_from: number of pairs of which each seed holds out a part of its own; None if all have the same ones.
-    """
+def summaries(runs: Sequence[TranslatorRun]) -> list[TranslatorMean]:
+    """One row per model, before and after training."""
     found = []
     for name in dict.fromkeys(run.model for run in runs):
         own = [run for run in runs if run.model == name]
         for trained in (False, True):
             scores: list[TranslatorScore] = [run if trained else run.untrained for run in own]
             exact = [score.exact_match for score in scores]
-            sample = Sample.of_counts(
-                exact, min(score.samples for score in scores), shared=drawn_from is None, drawn_from=drawn_from
-            )
-            several = seeds_interval(exact, sample)
-            interval = wilson_interval(scores[0].exact, scores[0].samples)
-            if several is not None:
-                interval = max(0.0, several.low), min(1.0, several.high)
             alignments = [score.alignment for score in scores if score.alignment is not None]
             found.append(TranslatorMean(
                 model=name,
@@ -406,8 +394,7 @@ def summaries(runs: Sequence[TranslatorRun], drawn_from: int | None = None) -> l
                 token_accuracy=_mean(score.token_accuracy for score in scores),
                 exact_match=_mean(exact),
                 ended=_mean(score.ended for score in scores),
-                interval=list(interval),
-                interval_is="Wilson over sentences" if several is None else several.basis.words,
+                interval=list(share_interval(exact, scores[0].samples)),
                 mean_of_heads=mean_of_present(one.mean_of_heads for one in alignments),
                 best_head=mean_of_present(one.best_head for one in alignments),
                 chance=mean_of_present(one.chance for one in alignments),

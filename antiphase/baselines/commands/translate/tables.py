@@ -37,7 +37,7 @@ def models(read: Translate) -> Table | None:
     note = (
         "On held-out pairs. Loss in nats per token and share of tokens right, after right ones; of systems that need "
         "no learning, tokens at the same place. Exact match: greedy output, in brackets the 95 % interval "
-        f"({', '.join(dict.fromkeys(row.interval_is for row in found))})."
+        f"({'over seeds' if found[0].seeds > 1 else 'Wilson over sentences'})."
     )
     if 4 in shown:
         note += (

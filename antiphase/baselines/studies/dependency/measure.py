@@ -49,8 +49,7 @@ from antiphase.records import Record
 from antiphase.report.tables import present
 from antiphase.training.device import choose_device
 from antiphase.typed import build
-from antiphase.uncertainty.intervals import wilson_interval
-from antiphase.uncertainty.seeds import Sample, seeds_interval
+from antiphase.uncertainty.intervals import share_interval, wilson_interval
 
 
 @dataclass(frozen=True)
@@ -202,7 +201,7 @@ def summarized(
 ) -> list[DistanceMean]:
     """One row per model (before and after training) and distance: means over seeds.
 
-    Intervals cover seeds and sentences, which are the same for all seeds; with one seed, they are Wilson's. If some
+    Intervals are over seeds; with one seed, Wilson's over sentences. If some
     seeds learned and others did not, ``learned`` counts them and there is no interval. A seed has learned if it is
     more than half of the way from the best shortcut, or from a guess, to 100 %.
     """
@@ -219,7 +218,7 @@ def summarized(
             model=name, trained=is_trained, distance=distance, held_out=distance not in trained, seeds=len(members),
             **vars(_mean(members, floors.get((distance, False), GUESS_RATE))),
             misled=_mean([row.misled for row in members], floors.get((distance, True), GUESS_RATE)),
-            interval_is="over seeds and sentences" if len(members) > 1 else "Wilson over sentences",
+            interval_is="over seeds" if len(members) > 1 else "Wilson over sentences",
         )
         for (name, is_trained, distance), members in groups.items()
     ]  # fmt: skip
@@ -230,10 +229,6 @@ def _mean(scores: Sequence[Score], floor: float) -> Mean:
     mean = sum(accuracies) / len(accuracies) if accuracies else None
     if len(scores) == 1:
         return Mean(accuracy=mean, interval=list(wilson_interval(scores[0].correct, scores[0].samples)))
-    sizes = [score.samples for score in scores if score.accuracy is not None]
     counts = LearnedThreshold.of(floor).counts({"": accuracies})
-    found = None
-    if accuracies and counts is None:
-        found = seeds_interval(accuracies, Sample.of_counts(accuracies, min(sizes), shared=True))
-    interval = None if found is None else [max(0.0, found.low), min(1.0, found.high)]
+    interval = list(share_interval(accuracies, scores[0].samples)) if accuracies and counts is None else None
     return Mean(accuracy=mean, interval=interval, learned=None if counts is None else list(counts[""]))

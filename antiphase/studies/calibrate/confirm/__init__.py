@@ -9,6 +9,7 @@ from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
 from antiphase.flags import flag
 from antiphase.studies.calibrate.settings import ChoiceSettings, Measures, Standing
+from antiphase.studies.claims import Registration
 
 PRIMARY = "mean-centred accuracy"
 """The one measure that the verdict is about, pooled over the samples of all tasks."""
@@ -18,7 +19,7 @@ PRIMARY = "mean-centred accuracy"
 class ConfirmSettings(ChoiceSettings):
     """Test whether calibration lets a model read better: a plan first, then heads by one part, judged on another.
 
-    Writes claims.json before anything is measured. After a kill, --resume goes on.
+    Writes claim.json before anything is measured. After a kill, --resume goes on.
     Example: [bold]antiphase calibrate confirm MODEL --task cr.yaml --task subj.yaml --output runs/confirm[/]
     """
 
@@ -63,10 +64,8 @@ class Outcome:
     better: int | None = None
     """Samples that are right with the chosen heads alone; None where a measure is not of single samples."""
     worse: int | None = None
-    p: float
-    """Two-sided: McNemar's exact test, or how often a gain as large comes from swapping the two at random."""
-    p_holm: float | None = None
-    """Adjusted for all secondary measures; None of the primary one."""
+    p: float | None = None
+    """Two-sided, McNemar's exact test; of the primary measure alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +105,8 @@ class Acting:
 class Confirm(Result):
     """What ``antiphase calibrate confirm`` finds."""
 
-    registered: dict[str, str]
-    """The file that says beforehand what is measured."""
+    claim: Registration | None = None
+    """What was written down before; older records have it in another form."""
     dtype: str
     tasks: list[Standing]
     """Without calibration, on the samples that judge."""

@@ -46,19 +46,19 @@ from antiphase.studies.calibrate.measuring import (
     text_of,
     tokens_of,
 )
-from antiphase.studies.registered_claims import register, registered
+from antiphase.studies.claims import Claim, register, registered
 from antiphase.tasks.samples import Sample, Task
 from antiphase.tasks.tasks import best_guess
 
 CELLS = "cells.jsonl"
 CLAIM = {
-    "name": PRIMARY,
     "measure": "share of samples answered right after each label's mean log score over its task is subtracted, pooled "
     "over the judging samples of all tasks that choose heads; McNemar's exact test, two-sided, 5 %",
     "direction": "higher with the chosen heads calibrated than without",
     "heads": "those whose calibration alone raises the log probability of right labels after mean-centring, on the "
     "samples that choose, in the mean over tasks",
-    "secondary": "accuracy, content-free accuracy, balanced accuracy, AUC, and the primary measure by task; Holm",
+    "secondary": "accuracy, content-free accuracy, balanced accuracy, AUC, and the primary measure by task: "
+    "intervals alone",
     "samples": "each text judges once, and none that chose heads, whatever their labels",
     "controls": f"as many random heads of all that were tried ({RANDOM_HEADS} draws), as many random tokens "
     f"({RANDOM_TOKENS} draws), the first token alone, the inverse rule, all tried heads",
@@ -73,7 +73,7 @@ def confirm(
     say: Callable[[str], None] = lambda message: None,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Record:
-    """Choose heads on one part of the samples and judge them on the other. Writes ``claims.json``, ``record.json``.
+    """Choose heads on one part of the samples and judge them on the other. Writes ``claim.json``, ``record.json``.
 
     Raises:
         InputError: a model, task or value that cannot be used, a folder with other contents.
@@ -84,13 +84,13 @@ def confirm(
         with undone_if_refused(output), refused_by_model(settings.name):
             loaded, tasks = begin(work, replace(settings, tasks=(*settings.tasks, *settings.also)), say)
             study = _Confirmation(settings, loaded.model, tasks, output, say)
-            register(output, primary=PRIMARY, seeds=[settings.seed], claims=[study.claim()])
+            register(output, study.claim())
             study.find_heads()
         with refused_by_model(settings.name):  # what has been evaluated by then stays
             values = study.run(report)
-        registration = registered(output, claims=[study.claim()])
-        assert registration is not None
-        found = {"registered": registration.describe(), "dtype": dtype_of(loaded.model), **values}
+        claim = registered(output, study.claim())
+        assert claim is not None
+        found = {"claim": claim, "dtype": dtype_of(loaded.model), **values}
         return saved(Confirm, found, settings, output, seconds=perf_counter() - started)
 
 
@@ -128,7 +128,7 @@ class _Confirmation:
         self.rule: dict[str, Any] = {"alpha": settings.alpha, "beta": settings.beta, "mode": settings.mode}
         self.cells = Cells(output / CELLS, settings.mode, lambda done: None)
 
-    def claim(self) -> dict[str, Any]:
+    def claim(self) -> Claim:
         """What is measured and how, on which samples: all that is fixed before the first score."""
         settings = self.settings
         tasks = [
@@ -136,11 +136,16 @@ class _Confirmation:
              "judge": len(task.samples), "primary": name in self.pooled}
             for name, task in self.judged.items()
         ]  # fmt: skip
-        return {
-            **CLAIM, **self.rule, "model": settings.name, "layers": settings.layers or "all",
-            "least_sinks": settings.least_sinks, "tasks": tasks,
-            "control_samples": sum(len(task.samples) for task in self.few.values()),
-        }  # fmt: skip
+        return Claim(
+            question="Does the model read better with the chosen heads calibrated than without?",
+            contrast=f"{PRIMARY}: kept heads - none",
+            n=sum(len(self.judged[name].samples) for name in self.pooled),
+            details={
+                **CLAIM, **self.rule, "model": settings.name, "layers": settings.layers or "all", "seed": settings.seed,
+                "least_sinks": settings.least_sinks, "tasks": tasks,
+                "control_samples": sum(len(task.samples) for task in self.few.values()),
+            },
+        )  # fmt: skip
 
     def find_heads(self) -> None:
         """The heads to try, by sinks in the prompts that choose.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -16,10 +15,9 @@ from antiphase.studies.calibrate.cells import Cell, LabelScores
 from antiphase.studies.calibrate.confirm import PRIMARY
 from antiphase.tasks.priors import area_under_curve, balanced_accuracy, content_free_corrected, mean_centred, right
 from antiphase.uncertainty.intervals import mcnemar, paired_interval
-from antiphase.uncertainty.seeds import holm
 
 DRAWS = 1000
-"""Resamples, and random swaps."""
+"""Resamples."""
 AUC = "AUC"
 Pair = tuple[LabelScores, LabelScores]
 """Without and with the chosen heads."""
@@ -46,7 +44,7 @@ def centred_log_probabilities(cell: Cell) -> Scores:
 def outcomes(
     pairs: Mapping[str, Pair], pooled: Sequence[str], *, seed: int
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The primary outcome and all secondary ones, as ``Outcome`` reads them.
+    """The primary outcome, the one that is tested, and all secondary ones, as ``Outcome`` reads them.
 
     Args:
         pairs: by task.
@@ -55,40 +53,33 @@ def outcomes(
     own = [pairs[name] for name in pooled]
     has_free = all(len(plain.free) for plain, _ in own)
     primary = _of_samples(PRIMARY, None, own)
+    primary["p"] = mcnemar(primary["better"], primary["worse"])
     secondary = [
         _of_samples(name, None, own) for name in MEASURES if name != PRIMARY and (has_free or "free" not in name)
     ]
     secondary += [_of_sets(name, own, seed) for name in SETS]
     secondary += [_of_samples(PRIMARY, task, [pair]) for task, pair in pairs.items()]
-    for row, adjusted in zip(secondary, holm([row["p"] for row in secondary]), strict=True):
-        row["p_holm"] = adjusted
     return primary, secondary
 
 
 def _of_samples(measure: str, task: str | None, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """A measure that each sample passes or not: McNemar's exact test."""
+    """A measure that each sample passes or not."""
     before, after = (torch.cat([MEASURES[measure](pair[place]) for pair in pairs]) for place in (0, 1))
     better, worse = int((after > before).sum()), int((after < before).sum())
     gain, interval = paired_interval(better, worse, len(before))
     return {
         "measure": measure, "task": task, "samples": len(before), "plain": float(before.mean()),
         "calibrated": float(after.mean()), "gain": gain, "gain_interval": list(interval), "better": better,
-        "worse": worse, "p": mcnemar(better, worse),
+        "worse": worse,
     }  # fmt: skip
 
 
 def _of_sets(measure: str, pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
-    """A measure of a set, in the mean over tasks: an interval by resampling samples, a test by swapping the two.
-
-    For the AUC, which a label's prior does not change, scores are centred before they are swapped: a mixture of two
-    priors would change it.
-    """
+    """A measure of a set, in the mean over tasks, with an interval by resampling samples."""
     generator = torch.Generator().manual_seed(seed)
     of = partial(_mean_over_tasks, SETS[measure])
-    if measure == AUC:
-        pairs = [(_centred(plain), _centred(calibrated)) for plain, calibrated in pairs]
     plain, calibrated = (of([(pair[place].scores, pair[place].targets) for pair in pairs]) for place in (0, 1))
-    gains, swapped = [], []
+    gains = []
     for _ in range(DRAWS):
         drawn = [torch.randint(len(first.targets), (len(first.targets),), generator=generator) for first, _ in pairs]
         before, after = (
@@ -96,26 +87,14 @@ def _of_sets(measure: str, pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
             for place in (0, 1)
         )
         gains.append(after - before)
-        swap = [torch.rand(len(first.targets), 1, generator=generator) < 0.5 for first, _ in pairs]
-        before, after = (
-            of([(torch.where(swaps, pair[1 - place].scores, pair[place].scores), pair[place].targets)
-                for pair, swaps in zip(pairs, swap, strict=True)])
-            for place in (0, 1)
-        )  # fmt: skip
-        swapped.append(abs(after - before))
     gain = calibrated - plain
     low, high = (
         torch.tensor(gains, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     )
-    as_large = sum(one >= abs(gain) - 1e-12 for one in swapped)
     return {
         "measure": measure, "task": None, "samples": sum(len(first.targets) for first, _ in pairs), "plain": plain,
-        "calibrated": calibrated, "gain": gain, "gain_interval": [low, high], "p": (as_large + 1) / (DRAWS + 1),
+        "calibrated": calibrated, "gain": gain, "gain_interval": [low, high],
     }  # fmt: skip
-
-
-def _centred(found: LabelScores) -> LabelScores:
-    return replace(found, scores=mean_centred(found.scores))
 
 
 def _mean_over_tasks(measure: Callable[[Tensor, Tensor], float | None], sets: Sequence[tuple[Tensor, Tensor]]) -> float:

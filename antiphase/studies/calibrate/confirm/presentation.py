@@ -29,12 +29,12 @@ def outcomes(found: Confirm) -> Table:
     rows = [
         [f"{row.measure}{' (primary)' if row is found.primary else ''}", row.task or "all", row.samples, row.plain,
          row.calibrated, f"{POINTS * row.gain:+.2f} [{signed_interval(row.gain_interval)}]",
-         "–" if row.better is None else f"{row.better} / {row.worse}", row.p, row.p_holm]
+         "–" if row.better is None else f"{row.better} / {row.worse}", row.p if row is found.primary else None]
         for row in (found.primary, *found.secondary)
     ]  # fmt: skip
     columns = [Column("Measure"), Column("Task"), Column("Samples", "integer"), Column("Plain", "percent"),
                Column("Calibrated", "percent"), Column("Gain in points, 95 %"), Column("Better / worse"),
-               Column("p", "number"), Column("p (Holm)", "number")]  # fmt: skip
+               Column("p", "number")]  # fmt: skip
     return Table(title="What the chosen heads gain", columns=columns, rows=rows, note=found.verdict)
 
 
