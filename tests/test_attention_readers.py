@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as hf
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama import modeling_llama as llama
 
 import antiphase
 from antiphase.calibration.head_sensitivity import head_sensitivities
@@ -21,6 +22,7 @@ from antiphase.errors import InputError
 from antiphase.evaluations.cancellation.measure import cancellation
 from antiphase.evaluations.probe.measure import sinks_on_text
 from antiphase.evaluations.quantization.logits import quantized_logits
+from antiphase.instrumentation.calls import DIFFLLAMA, SOFTMAX, kind_of
 from antiphase.instrumentation.hooks import wrapped_attention
 from antiphase.probing.last_tokens import LastTokens
 from antiphase.probing.maps import attention_maps
@@ -176,6 +178,40 @@ def test_a_layer_that_attends_twice_is_refused_by_what_tells_layers_apart():
     with quantized_logits(model, 30):
         torch.testing.assert_close(model(input_ids=ids).logits, plain, rtol=1e-5, atol=1e-5)
     assert [one.layer for one in attention_maps(model, ids[:1])] == [0, 1, 1]
+
+
+def test_a_kind_is_known_by_its_class_and_not_by_the_names_of_attributes():
+    layer = hf.AutoModelForCausalLM.from_config(hf.DiffLlamaConfig(**SIZES)).model.layers[0].self_attn
+    assert kind_of(layer) is DIFFLLAMA
+    assert kind_of(type("Extended", (type(layer),), {})(layer.config, 0)) is DIFFLLAMA
+    stranger = sharp(hf.AutoModelForCausalLM.from_config(SMALL_LLAMA)).model.layers[0].self_attn
+    stranger.lambda_init = 0.8
+    assert kind_of(stranger) is SOFTMAX
+    stranger.differential = torch.nn.Linear(2, 2)
+    assert kind_of(stranger) is SOFTMAX
+
+
+@torch.no_grad()
+def test_a_stranger_that_attends_twice_with_the_same_queries_is_refused(monkeypatch):
+    """Only DiffLlama's second call is the other half of the first."""
+    model, ids = sharp(hf.AutoModelForCausalLM.from_config(SMALL_LLAMA)), batch().input_ids
+    eager = llama.eager_attention_forward
+
+    def twice(self, hidden_states, position_embeddings, attention_mask=None, **kwargs):
+        query, key, value = (
+            project(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager)
+        first, second = (
+            function(self, query, keys, value, attention_mask, dropout=0.0, scaling=self.scaling)[0]
+            for keys in (key, -key)
+        )
+        return self.o_proj((first - second).flatten(2)), None
+
+    monkeypatch.setattr(llama.LlamaAttention, "forward", twice)
+    with pytest.raises(ValueError, match="layer 0 of LlamaForCausalLM attends more than once"):
+        attention_statistics(model, input_ids=ids)
 
 
 # ------------------------------------------------------------------------------------------ outputs

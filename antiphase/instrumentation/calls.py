@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from antiphase.instrumentation.forward_pass import ForwardPass
 from antiphase.interface import differential_part
+from antiphase.layers.differential import DifferentialHeads
 from antiphase.layers.functions import has_two_keys, is_differential, join_halves, refuse_unknown, split_halves
 from antiphase.layers.masks import layer_is_causal, visible_keys
 
@@ -48,6 +49,8 @@ class AttentionKind:
     """Whether the attention function itself subtracts the second map of each head and so returns H outputs."""
     finishes: bool = False
     """Whether it also normalizes the heads' outputs, with ``module.differential``."""
+    calls_twice: bool = False
+    """Whether the layer calls the attention function once for each half of the values, with the same queries."""
 
 
 SOFTMAX = AttentionKind(Pairing.NONE, key_maps=1, subtracts=False)
@@ -55,21 +58,26 @@ V1 = AttentionKind(Pairing.NEIGHBOURS, key_maps=2, subtracts=True)
 V2 = AttentionKind(Pairing.NEIGHBOURS, key_maps=1, subtracts=True)
 INSIDE = AttentionKind(Pairing.NEIGHBOURS, key_maps=2, subtracts=True, finishes=True)
 """V1 in the layers of ``differential_config``, whose attention function subtracts and normalizes."""
-DIFFLLAMA = AttentionKind(Pairing.HALVES, key_maps=2, subtracts=False)
+DIFFLLAMA = AttentionKind(Pairing.HALVES, key_maps=2, subtracts=False, calls_twice=True)
 """DiffLlama: the layer subtracts after two calls of the function, one for each half of the values."""
 
 
+DIFFLLAMA_LAYER = ("transformers.models.diffllama.modeling_diffllama", "DiffLlamaAttention")
+"""Module and name of DiffLlama's class, which need not be imported in order to recognize it."""
+
+
 def kind_of(module: nn.Module) -> AttentionKind:
-    """The kind of an attention layer.
+    """The kind of an attention layer: what it declares, or what its class is known to be.
 
     The variant ``differential_v2_across`` counts as softmax attention: its maps multiply different values, so there is
     no difference of maps.
     """
     if is_differential(module):
         return V1 if has_two_keys(module) else V2
-    if hasattr(module, "differential"):
+    if isinstance(getattr(module, "differential", None), DifferentialHeads):
         return INSIDE
-    return DIFFLLAMA if hasattr(module, "lambda_init") else SOFTMAX
+    is_diffllama = DIFFLLAMA_LAYER in {(one.__module__, one.__name__) for one in type(module).__mro__}
+    return DIFFLLAMA if is_diffllama else SOFTMAX
 
 
 @dataclass(frozen=True)
@@ -143,7 +151,8 @@ class AttentionCall:
             ValueError: there is such an argument; the message names it.
         """
         read = ("lam", "scaling", "sliding_window", "is_causal", *also_read)
-        refuse_unknown({name: given for name, given in self.arguments.items() if name not in read})
+        unread = {name: given for name, given in self.arguments.items() if name not in read}
+        refuse_unknown(unread, self.module)
 
     def refuse_other_keys(self) -> None:
         """Refuse keys other than the queries' own tokens: another sequence's, or the compressed ones of DeepSeek V4.

@@ -261,8 +261,9 @@ class _Passes:
                 follow(cache, self.number, self.here.now.state)
         self.here.now = None
 
-    def enter(self, module: nn.Module, query: Tensor) -> tuple[int, bool]:
-        """Register a call; return the layer's number and whether this is the second call with the same queries.
+    def enter(self, module: nn.Module, query: Tensor, kind: AttentionKind) -> tuple[int, bool]:
+        """Register a call; return the layer's number and whether this is the second call, for the other half of the
+        values, of a kind that makes two.
 
         Raises:
             ValueError: a layer is called again although it must be called only once.
@@ -273,7 +274,7 @@ class _Passes:
             number = None
         if self.here.now is None:
             return int(number or 0), False
-        again, self.here.now.query = query is self.here.now.query, query
+        again, self.here.now.query = kind.calls_twice and query is self.here.now.query, query
         layer = self.here.now.layers[-1] if again else len(self.here.now.layers) if number is None else int(number)
         if not again:
             if self.once and layer in self.here.now.layers:
@@ -317,10 +318,10 @@ class _Reader:
         attention_mask: Tensor | None,
         kwargs: dict[str, Any],
     ) -> tuple[AttentionCall, Tensor, Tensor | None]:
-        layer, again = self.passes.enter(module, query)
         if module not in self.kinds:
             self.kinds[module] = kind_of(module)
         kind = self.kinds[module]
+        layer, again = self.passes.enter(module, query, kind)
         own = partial(self._own(kind), module, query, key, value, attention_mask, **kwargs)
         call = AttentionCall(
             module, layer, kind, query, key, value, attention_mask, kwargs, own, self.passes.here.now, again
@@ -338,7 +339,7 @@ class _Reader:
         Raises:
             ValueError: this block should have changed that layer.
         """
-        layer, again = self.passes.enter(inner.module, inner.query)
+        layer, again = self.passes.enter(inner.module, inner.query, inner.kind)
         if self.observer is not None:
             self.observer(replace(inner, layer=layer, forward=self.passes.here.now, is_second_half=again), heads, None)
         elif not self.passes.expected or layer in self.passes.expected:
