@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import causal_mask_function, sdpa_mask
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase.layers.functions import (
@@ -59,16 +59,25 @@ def differential_function(implementation: str) -> AttentionFunction:
     return ALL_ATTENTION_FUNCTIONS[implementation]
 
 
+def takes(implementation: str, argument: str) -> bool:
+    """Whether an attention function has a parameter, instead of ignoring the argument.
+
+    transformers' own functions count as having none: those that have ``s_aux`` take it on some devices only. Functions
+    that this project swapped in pass everything on.
+    """
+    if implementation in (NAME, TRITON, "eager") or implementation.startswith(REPLACEMENT_PREFIX):
+        return True
+    function = ALL_ATTENTION_FUNCTIONS[implementation]
+    return implementation not in BUILT_IN and argument in inspect.signature(function).parameters
+
+
 def require_lambda(implementation: str) -> None:
     """Refuse a function of others for V1 layers, unless it has a parameter ``lam`` or was swapped in by this project.
 
     Raises:
         ValueError: the function does not know λ, so it would treat every map as a separate head.
     """
-    if implementation in (NAME, TRITON) or implementation.startswith(REPLACEMENT_PREFIX):
-        return
-    function = ALL_ATTENTION_FUNCTIONS.get(implementation)
-    if function is not None and "lam" not in inspect.signature(function).parameters:
+    if implementation in ALL_ATTENTION_FUNCTIONS and not takes(implementation, "lam"):
         raise ValueError(
             f"differential attention (V1) cannot run with attn_implementation={implementation!r}, which has no "
             "parameter lam for λ; choose antiphase or eager, or attention_type differential_v2"
@@ -117,7 +126,7 @@ def heads_inside(
     Raises:
         ValueError: a keyword argument would change the result but is not supported.
     """
-    refuse_unknown(kwargs)
+    refuse_unknown(kwargs, module)
     mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window, is_causal)
     refuse_mixed_texts(kwargs, mask, query)
     return differential_output(
@@ -139,14 +148,25 @@ def antiphase_mask(
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
+    *,
+    config: PreTrainedConfig | None = None,
+    allow_is_causal_skip: bool = True,
     **kwargs: Any,
 ) -> Tensor | None:
     """The mask function registered as ``antiphase``: (B, 1, 1, M) for padding, instead of N×M, if plainly causal.
 
-    Otherwise (packed sequences, custom overlays, partly filled caches) it is boolean (B, 1, N, M).
+    Otherwise it is boolean (B, 1, N, M): for packed sequences, custom overlays, partly filled caches, and where the
+    model reads the mask itself (``allow_is_causal_skip`` is false). Where layers may leave causality to the mask, or
+    add it to their scores, it is whole and additive, as for transformers' eager attention.
+
+    Raises:
+        ValueError: the model does not use the attention interface.
     """
+    if config is not None and not _knows_causality(type(config)):
+        return eager_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **kwargs)
     is_plain = (
-        mask_function is causal_mask_function
+        allow_is_causal_skip
+        and mask_function is causal_mask_function
         and isinstance(q_offset, int)
         and kv_offset == 0
         and kv_length == q_offset + q_length
@@ -162,6 +182,31 @@ def antiphase_mask(
     if not torch.compiler.is_compiling() and bool(padding.all()):
         return None
     return padding[:, None, None, :]
+
+
+@torch.compiler.assume_constant_result
+def _knows_causality(config_class: type[PreTrainedConfig]) -> bool:
+    """Whether layers of models with such a configuration say themselves whether they are causal.
+
+    Classes of models declare it, for PyTorch's SDPA or for any backend. In those that declare neither (PEGASUS-X,
+    NLLB-MoE), the mask may be all that hides later tokens.
+
+    Raises:
+        ValueError: none of these models uses the attention interface.
+    """
+    models = [model for model in _loaded_models(PreTrainedModel) if model.config_class is config_class]
+    if models and not any(model._can_set_attn_implementation() for model in models):
+        raise ValueError(
+            f"models of type {config_class.model_type} compute attention in code of their own, so attn_implementation="
+            f'"{NAME}" cannot run them; choose "eager"'
+        )
+    return bool(models) and all(model._supports_sdpa or model._supports_attention_backend for model in models)
+
+
+def _loaded_models(base: type[PreTrainedModel]) -> Iterator[type[PreTrainedModel]]:
+    for model in base.__subclasses__():
+        yield model
+        yield from _loaded_models(model)
 
 
 AttentionInterface.register(NAME, antiphase_attention)

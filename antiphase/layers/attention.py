@@ -169,6 +169,10 @@ class AttentionLayer(nn.Module):
         if given.get("num_key_value_heads") is None:
             common["num_key_value_heads"] = given["num_key_value_heads"] = cls.default_key_value_heads(given)
         cls.check(given)
+        taken = inspect.signature(given.get("attention", antiphase_attention)).parameters
+        for argument, named in cls.needs(given).items():
+            if argument not in taken:
+                raise InputError(f"{named} needs an attention function with a parameter {argument}, as eager_attention")
         return CommonArguments(**common)  # type: ignore[typeddict-item]  # selected by these names
 
     @classmethod
@@ -195,6 +199,17 @@ class AttentionLayer(nn.Module):
             value = given.get(name)
             if isinstance(default, bool) and value is not None and not isinstance(value, bool):
                 raise InputError(f"{name} must be true or false, got {value!r}")
+
+    @classmethod
+    def needs(cls, given: Mapping[str, Any]) -> dict[str, str]:
+        """Arguments that the layer passes to the attention function, besides λ, each with the option that asks for it.
+
+        An attention function that lacks such a parameter may ignore it without a word, so it is refused.
+
+        Args:
+            given: arguments of the layer, by name.
+        """
+        return {}
 
     @torch.no_grad()
     def reset_added(self) -> None:

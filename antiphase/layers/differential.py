@@ -253,7 +253,7 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         is_step = self._is_published and exchange is None and query.shape[2] == 1
         impl = own_implementation(self.attention_function()) if is_step else None
         if impl is not None:
-            refuse_unknown(kwargs)
+            refuse_unknown(kwargs, self)
             mask, _, window = visible_keys(self, attention_mask, query, key, self.sliding_window)
             out = self.step(
                 query, key, value, mask, is_causal=False, sliding_window=window, scale=self.scaling, impl=impl

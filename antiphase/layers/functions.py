@@ -27,7 +27,8 @@ DIFFERENTIAL = frozenset({"differential", "differential_v2"})
 IGNORED = frozenset(
     {"dropout", "position_ids", "use_cache", "output_attentions", "output_hidden_states",
      "output_router_logits", "cache_position", "num_items_in_batch", "return_dict", "deterministic",
-     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "shift_labels", "token_type_ids"}
+     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx", "shift_labels", "token_type_ids",
+     "logits_to_keep"}
 )  # fmt: skip
 """Keyword arguments that models pass to every attention function and that have no effect here.
 
@@ -94,7 +95,7 @@ def antiphase_attention(
             that ``cu_seq_lens_q`` names.
     """
     warn_of_weights(kwargs)
-    refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
+    refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux}, module)
     mask, is_causal, sliding_window = visible_keys(module, attention_mask, query, key, sliding_window, is_causal)
     refuse_mixed_texts(kwargs, mask, query)
     if is_differential(module):
@@ -138,7 +139,7 @@ def eager_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """The attention implementation "eager": the reference, with weights (B, heads, N, M), signed if differential."""
-    refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux})
+    refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux}, module)
     mask, is_causal, sliding_window = visible_keys(module, attention_mask, query, key, sliding_window, is_causal)
     refuse_mixed_texts(kwargs, mask, query)
     if is_differential(module):
@@ -316,13 +317,13 @@ def split_halves(out: Tensor) -> Tensor:
     return out.unflatten(3, (2, -1)).flatten(2, 3)
 
 
-def refuse_unknown(kwargs: dict[str, Any]) -> None:
+def refuse_unknown(kwargs: dict[str, Any], layer: nn.Module) -> None:
     """Refuse arguments such as ``s_aux``, ``softcap`` or ``position_bias`` by name instead of ignoring them."""
     unknown = sorted(name for name, value in kwargs.items() if name not in IGNORED and value is not None)
     if unknown:
         known = {"softcap": "softcap (its attention logits are soft-capped)"}
         named = ", ".join(known.get(name, name) for name in unknown)
-        raise ValueError(f"antiphase attention does not support the arguments {named}")
+        raise ValueError(f"antiphase attention does not support the arguments {named} of {type(layer).__name__}")
     if kwargs.get("dropout"):
         raise ValueError("antiphase attention has no dropout on its weights; set attention_dropout to 0")
 

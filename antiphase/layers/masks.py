@@ -27,7 +27,7 @@ def visible_keys(
     key j if |i - j| < w, as in transformers' flash attention; it becomes part of the mask. ``is_causal``: as for
     ``layer_is_causal``.
     """
-    mask = None if attention_mask is None else boolean_mask(attention_mask)
+    mask = None if attention_mask is None else boolean_mask(attention_mask, module)
     queries, keys = query.shape[2], key.shape[2]
     if mask is not None and carries_positions(mask, queries):
         return mask if queries > 1 or window is None else last_visible(mask, window), False, None
@@ -70,12 +70,13 @@ def last_visible(mask: Tensor, count: int) -> Tensor:
     return mask & (mask.flip(-1).cumsum(-1).flip(-1) <= count)
 
 
-def boolean_mask(mask: Tensor | BlockMask) -> Tensor:
+def boolean_mask(mask: Tensor | BlockMask, layer: nn.Module | None = None) -> Tensor:
     """A boolean mask, True = may attend, from any other.
 
     Args:
         mask: boolean, additive with 0 and values as low as ``HIDDEN``, or one of PyTorch's flex attention, whose
             function is evaluated at every pair of query and key.
+        layer: named in messages.
 
     Raises:
         ValueError: the mask holds other values, such as a position bias.
@@ -89,8 +90,9 @@ def boolean_mask(mask: Tensor | BlockMask) -> Tensor:
         raise ValueError(f"attention_mask must be boolean (True = may attend) or additive, got {mask.dtype}")
     visible = mask == 0
     if not torch.compiler.is_compiling() and not bool((visible | (mask <= HIDDEN)).all()):
+        whose = "" if layer is None else f" of {type(layer).__name__}"
         raise ValueError(
-            "attention_mask holds values other than 0 and very low ones; additive biases are not supported"
+            f"the attention_mask{whose} holds values other than 0 and very low ones; additive biases are not supported"
         )
     return visible
 

@@ -71,6 +71,10 @@ class SoftmaxAttention(AttentionLayer):
         if wrong or len(set(chosen)) < len(chosen):
             raise InputError(f"dex_heads must name different heads from 0 to {heads - 1}, got {chosen}")
 
+    @classmethod
+    def needs(cls, given: Mapping[str, Any]) -> dict[str, str]:
+        return {"s_aux": "sink_logits"} if given.get("sink_logits") else {}
+
     def at_step(self, step: int) -> None:
         """Set α = min(1, t / ``dex_steps``) for training step t."""
         self.dex_progress = min(1.0, step / self.dex_steps) if self.dex_steps else 1.0

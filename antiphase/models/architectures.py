@@ -77,7 +77,7 @@ def attention_inside(
             ``cu_seq_lens_q`` names.
     """
     warn_of_weights(kwargs)
-    refuse_unknown(kwargs)
+    refuse_unknown(kwargs, module)
     heads = module.differential
     assert isinstance(heads, DifferentialHeads)
     mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window, is_causal)
@@ -111,7 +111,7 @@ def eager_inside(
     Raises:
         ValueError: an argument would change the result but is not supported.
     """
-    refuse_unknown(kwargs)
+    refuse_unknown(kwargs, module)
     heads = module.differential
     assert isinstance(heads, DifferentialHeads)
     mask, is_causal, window = visible_keys(module, attention_mask, query, key, sliding_window, is_causal)

@@ -20,7 +20,7 @@ from antiphase.layers.functions import (
     join_halves,
     subtracting,
 )
-from antiphase.models.variants import option
+from antiphase.models.variants import needs
 from antiphase.ops.shapes import statistics_dtype
 
 
@@ -42,9 +42,10 @@ def chosen_implementation(config: PreTrainedConfig, requested: str | None) -> st
     """
     if requested is not None and requested.startswith("antiphase"):
         raise ValueError(f"attn_implementation={requested!r} needs the package antiphase; choose sdpa or eager")
-    if option(config, "sink_logits"):
+    if needed := needs(config):
         if requested not in (None, "eager"):
-            raise ValueError(f"sink_logits cannot run with attn_implementation={requested!r}; choose eager")
+            named = next(iter(needed.values()))
+            raise ValueError(f"{named} cannot run with attn_implementation={requested!r}; choose eager")
         return "eager"
     return requested
 

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase import interface
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.marks import first_weight
 from antiphase.layers.registry import LAYERS
-from antiphase.models.variants import option
+from antiphase.models.variants import needs
 
 
 class AttendingPreTrainedModel(PreTrainedModel):
@@ -63,6 +64,10 @@ def chosen_implementation(config: PreTrainedConfig, requested: str | None) -> st
         )
     if form == "differential" and chosen not in interface.BUILT_IN:
         interface.require_lambda(chosen)
-    if option(config, "sink_logits") and chosen in interface.BUILT_IN - {"eager"}:
-        raise ValueError(f"sink_logits cannot run with attn_implementation={chosen!r}; choose antiphase or eager")
+    for argument, named in needs(config).items():
+        if chosen in ALL_ATTENTION_FUNCTIONS and not interface.takes(chosen, argument):
+            raise ValueError(
+                f"{named} cannot run with attn_implementation={chosen!r}, which has no parameter {argument}; choose "
+                "antiphase or eager"
+            )
     return chosen

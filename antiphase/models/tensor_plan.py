@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphase.models.variants import option
+from antiphase.models.variants import needs, option
 
 COLUMNS = "colwise"
 """Divided outputs."""
@@ -22,8 +22,8 @@ def tensor_plan(config: Any) -> dict[str, str] | None:
     sums are whole everywhere. What counts heads outside a projection cannot be divided: sinks, an offset of λ for each
     head, DEX, shared second maps, and pairs that read different keys.
     """
-    alone = ("sink_logits", "dex_heads", "num_noise_heads")
-    if any(option(config, name) for name in alone) or config.attention_type == "differential_v2_across":
+    alone = any(option(config, name) for name in ("dex_heads", "num_noise_heads"))
+    if alone or needs(config) or config.attention_type == "differential_v2_across":
         return None
     if config.attention_type == "differential" and option(config, "lambda_form") == "head":
         return None

@@ -165,9 +165,9 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         self._warn_of_length(seen, given.shape[1], position_ids)
         if kwargs.get("cache") is None:  # that of continuous batching, which has more arguments and separates texts
             if kwargs.pop("is_causal", None) is False:  # transformers passes that of the configuration, if it has one
-                refuse_unknown({"is_causal": False})
+                refuse_unknown({"is_causal": False}, self)
             if self.config._attn_implementation in BUILT_IN:
-                refuse_unknown(kwargs)  # transformers' functions ignore what they do not know
+                refuse_unknown(kwargs, self)  # transformers' functions ignore what they do not know
             check_packing(kwargs, given, position_ids, attention_mask, past_key_values)
         told = position_ids
         if position_ids is None:

@@ -29,6 +29,12 @@ def _published(config: Any) -> dict[str, Any]:
     return LAYERS[config.attention_type].options()
 
 
+def needs(config: Any) -> dict[str, str]:
+    """Arguments of the attention function that layers of a configuration rely on (``AttentionLayer.needs``)."""
+    kind = LAYERS[config.attention_type]
+    return kind.needs({name: option(config, name) for name in kind.options()})
+
+
 def layer_arguments(config: Any, layer_idx: int) -> dict[str, Any]:
     """Arguments of one layer. Its λ vectors stay zero until ``_init_weights`` or ``initialize`` draws all weights."""
     kind = LAYERS[config.attention_type]

@@ -3,12 +3,18 @@
 import pytest
 import torch
 from torch import nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import antiphase
 from antiphase.errors import InputError
 from antiphase.layers.differential import DifferentialAttentionV1
+from antiphase.layers.functions import antiphase_attention
 from antiphase.layers.registry import LAYERS, set_training_step
+from antiphase.layers.softmax import SoftmaxAttention
+from antiphase.models import portable_parts
 from antiphase.models.initialization import initialize
+from antiphase.models.tensor_plan import tensor_plan
 from antiphase.models.variants import own_fields
 from antiphase.training.run_model import attention_only
 from support.models import randomize
@@ -41,9 +47,27 @@ class Warmed(DifferentialAttentionV1):
         return super()._finish(out, hidden_states) + self.head_bias
 
 
+class Sunk(SoftmaxAttention):
+    """Softmax attention in which every layer has sink logits, whatever its options are."""
+
+    zero_at_start = ()
+
+    def __init__(self, hidden_size, num_attention_heads, **common):
+        super().__init__(hidden_size, num_attention_heads, **common)
+        self.drain = nn.Parameter(torch.ones(num_attention_heads))
+
+    @classmethod
+    def needs(cls, given):
+        return {"s_aux": "attention_type=sunk"}
+
+    def _extra(self, hidden_states):
+        return {"s_aux": self.drain}
+
+
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
     monkeypatch.setitem(LAYERS, "warmed", Warmed)
+    monkeypatch.setitem(LAYERS, "sunk", Sunk)
 
 
 def test_a_configuration_has_its_fields_and_its_checks(tiny_config):
@@ -108,3 +132,38 @@ def test_statistics_and_calibration_know_what_it_subtracts(tiny_config):
         torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
     with antiphase.calibrated(model, antiphase.CalibrationPlan(heads={1: [0, 5]}, alpha=1.0, beta=0.1)):
         assert not torch.allclose(model(ids).logits, expected, rtol=1e-3, atol=1e-3)
+
+
+def deaf(module, query, key, value, attention_mask, **kwargs):
+    """An attention function that ignores whatever it does not know."""
+    return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=kwargs["scaling"])
+
+
+def hearing(module, query, key, value, attention_mask, *, s_aux, **kwargs):
+    return antiphase_attention(module, query, key, value, attention_mask, s_aux=s_aux, scaling=kwargs["scaling"])
+
+
+def test_a_function_that_would_drop_what_a_layer_needs_is_refused(tiny_config):
+    AttentionInterface.register("deaf", deaf)
+    AttentionInterface.register("hearing", hearing)
+    config, ids = tiny_config("sunk"), torch.randint(3, 61, (2, 9))
+    model = antiphase.AntiphaseForCausalLM(config).eval()
+    plain = antiphase.AntiphaseForCausalLM(tiny_config("softmax")).eval()
+    plain.load_state_dict(randomize(model).state_dict(), strict=False)
+    expected = model(ids).logits
+    assert (expected - plain(ids).logits).abs().max() > 1e-2  # the sinks count
+    for name in ("eager", "hearing"):
+        model.set_attn_implementation(name)
+        torch.testing.assert_close(model(ids).logits, expected, rtol=1e-4, atol=1e-4)
+    for name in ("sdpa", "flex_attention", "flash_attention_2", "deaf"):
+        with pytest.raises(ValueError, match=f"attention_type=sunk cannot run with attn_implementation='{name}'"):
+            model.set_attn_implementation(name)
+    with pytest.raises(
+        ValueError, match="attention_type=sunk cannot run with attn_implementation='sdpa'; choose eager"
+    ):
+        portable_parts.chosen_implementation(config, "sdpa")
+    assert portable_parts.chosen_implementation(config, None) == "eager"
+    with pytest.raises(InputError, match="attention_type=sunk needs an attention function with a parameter s_aux"):
+        Sunk(48, 8, attention=deaf)
+    assert tensor_plan(config) is None
+    assert tensor_plan(tiny_config("softmax")) is not None

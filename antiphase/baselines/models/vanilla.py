@@ -211,7 +211,7 @@ class VanillaModel(VanillaPreTrainedModel):
         # transformers passes the configuration's field to every call, and changes it during one that is given another
         if kwargs.pop("is_causal", self.declared_causal) != self.declared_causal:
             raise ValueError("is_causal is a field of the configuration; it cannot be given to a call")
-        refuse_unknown(kwargs)  # transformers' attention functions ignore what they do not know
+        refuse_unknown(kwargs, self)  # transformers' attention functions ignore what they do not know
         if past_key_values is not None and not self.is_causal:
             raise ValueError("past_key_values cannot be used in an encoder, whose tokens see those that come later")
         seen = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
