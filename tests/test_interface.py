@@ -15,6 +15,7 @@ from antiphase.interface import antiphase_mask
 from antiphase.layers.functions import antiphase_attention, eager_attention, is_differential, join_halves
 from antiphase.layers.masks import boolean_mask, combine_mask
 from support.models import BASE, FOREIGN, foreign_model
+from zoo.architectures import built, texts
 
 foreign = pytest.mark.parametrize("name", FOREIGN)
 
@@ -230,6 +231,34 @@ def test_a_model_of_transformers_gives_the_same_with_the_registered_function(nam
     found = model(**inputs).logits
     torch.testing.assert_close(found[mask.bool()], expected[mask.bool()], rtol=1e-6, atol=1e-6)
     assert torch.isfinite(found).all()
+
+
+@pytest.mark.parametrize("family", ["bigbird_pegasus", "nllb-moe", "pegasus_x"])
+@torch.no_grad()
+def test_layers_that_leave_causality_to_the_mask_get_one(family):
+    """Their decoders say is_causal=False, also where they attend to their own tokens."""
+    model, ids = built("encoder-decoder", family, "antiphase", torch.float64), texts(2)
+    other = ids.clone()
+    other[:, -1] = (ids[:, -1] + 1) % 60
+    before, after = (model(input_ids=ids, decoder_input_ids=given).logits for given in (ids, other))
+    assert (after - before)[:, -1].abs().max() > 1e-2
+    assert torch.equal(after[:, :-1], before[:, :-1])
+
+
+@torch.no_grad()
+def test_a_model_that_reads_the_mask_itself_gets_a_whole_one():
+    assert antiphase_mask(2, 5, 5, allow_is_causal_skip=False).shape == (2, 1, 5, 5)
+    model = built("causal", "deepseek_v32", "antiphase", torch.float32)  # its indexer adds the mask to scores
+    with pytest.raises(ValueError, match="does not support the arguments indices of DeepseekV32Attention"):
+        model(texts(2))
+
+
+@pytest.mark.parametrize(("family", "name"), [("causal", "bloom"), ("encoder", "convbert"), ("encoder-decoder", "led")])
+def test_models_with_attention_code_of_their_own_are_refused_by_name(family, name):
+    """They would add a boolean mask to their scores, or miss a mask that was left out."""
+    model, ids = built(family, name, "antiphase", torch.float32), texts(2)
+    with pytest.raises(ValueError, match=f'models of type {name} compute attention in code of their own.*"eager"'):
+        model(input_ids=ids)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -1,0 +1,246 @@
+"""What must hold of every architecture: each property is a cell, equal, refused by name, or wrong."""
+
+import traceback
+from dataclasses import dataclass
+from functools import cached_property, partial
+from unittest.mock import patch
+
+import torch
+
+import antiphase
+from antiphase.calibration.plan import CalibrationPlan
+from antiphase.evaluations.long_context.measure import losses_by_position
+from antiphase.instrumentation.hooks import observed
+from antiphase.probing.maps import attention_maps
+from antiphase.probing.statistics import attention_statistics
+from antiphase.scoring import likelihood
+from antiphase.scoring.likelihood import generated_tokens, score_options
+from zoo.architectures import TEXT, built, texts
+
+BOUNDS = {torch.float32: 1e-3, torch.float64: 1e-5}
+"""Largest difference that counts as equal, as a share of the largest value. Models keep parts, such as RoPE, in fp32
+whatever they are in; what is wrong differs by 1e-2 and more.
+"""
+CHUNK = 5
+PACKAGE = antiphase.__file__.rpartition("/")[0]
+
+
+@dataclass
+class Subject:
+    """One architecture in one number format."""
+
+    family: str
+    name: str
+    dtype: torch.dtype
+
+    def model(self, implementation):
+        return built(self.family, self.name, implementation, self.dtype)
+
+    @cached_property
+    def eager(self):
+        return self.model("eager")
+
+    @cached_property
+    def own(self):
+        """The same weights with the implementation that transformers chooses, as the commands load a model."""
+        return self.model(None)
+
+    @cached_property
+    def fast(self):
+        """The same weights with the project's attention."""
+        return self.model("antiphase")
+
+    def logits(self, model, ids, mask=None):
+        """(B, N, words); of a pair, both parts read the text."""
+        further = {} if mask is None else {"attention_mask": mask}
+        if self.family == "encoder-decoder":
+            further["decoder_input_ids"] = ids
+            if mask is not None:
+                further["decoder_attention_mask"] = mask
+        return model(input_ids=ids, **further).logits
+
+
+class Theirs(Exception):  # noqa: N818  # not an error of ours: transformers' own result is none
+    """transformers itself gives no result to compare with."""
+
+
+def difference(found, expected) -> float:
+    """The largest difference, as a share of the largest expected value; infinite if one of them is not a number."""
+    gap = (found.double() - expected.double()).abs().max() / expected.double().abs().max().clamp(min=1e-9)
+    return float(gap) if gap.isfinite() else float("inf")
+
+
+# ------------------------------------------------------------------------------------------ the cells
+
+
+def attention(of):
+    """Logits under antiphase are those under eager: whole texts, and texts with padding on either side."""
+    ids = texts(2)
+    found = [difference(of.logits(of.fast, ids), of.logits(of.eager, ids))]
+    for hidden in (slice(0, 7), slice(-7, None)):
+        mask = torch.ones_like(ids)
+        mask[1, hidden] = 0
+        real = mask.bool()
+        expected = of.logits(of.own, ids, mask)[real]
+        if not bool(expected.isfinite().all()):
+            raise Theirs(f"{type(of.own).__name__} gives logits that are not numbers with padding")
+        found.append(difference(of.logits(of.fast, ids, mask)[real], expected))
+    return max(found)
+
+
+def no_leak(of):
+    """Another last token moves no earlier logit by more than it does under eager."""
+    ids = texts(2)
+    other = ids.clone()
+    other[:, -1] = TEXT[0] + (ids[:, -1] - TEXT[0] + 1) % (TEXT[1] - TEXT[0])
+    moved = []
+    for model in (of.eager, of.fast):
+        before, after = of.logits(model, ids), of.logits(model, other)
+        moved.append(difference(after[:, :-1], before[:, :-1]))
+    return max(0.0, moved[1] - moved[0])
+
+
+def chunks(of):
+    """Losses of a text, and tokens generated from it, are those of the whole text when it is read in parts."""
+    ids = texts(2)
+    expected = brute_losses(of, ids)
+    found = [difference(losses_by_position(of.own, ids, chunk=CHUNK), expected)]
+    prompt = ids[0].tolist()
+    with patch.object(likelihood, "CHUNK", CHUNK):
+        found.append(untrue(of, [prompt]))
+    return max(found)
+
+
+def padding(of):
+    """Texts of unequal lengths are scored and continued together as each alone."""
+    rows = [row[:length].tolist() for row, length in zip(texts(3), (20, 9, 14), strict=True)]
+    options = [[[21, 33], [40]]] * 3
+    together = score_options(of.own, rows, options)
+    expected = torch.stack([brute_score(of, row, each) for row, each in zip(rows, options, strict=True)])
+    found = torch.stack([one.log_likelihood for one in together])
+    return max(difference(found, expected), untrue(of, rows))
+
+
+def options(of):
+    """Log-likelihoods of options of one prompt are those of plain passes over prompt and option."""
+    prompt, given = texts(1)[0].tolist(), [[21, 33, 27], [40], [21, 22]]
+    (found,) = score_options(of.own, [prompt], [given])
+    return difference(found.log_likelihood, brute_score(of, prompt, given))
+
+
+def statistics(of):
+    """Weight received and entropy are those of the maps that eager attention returns."""
+    ids = texts(2)
+    if of.family == "encoder-decoder":
+        return maps_of_pair(of, ids[:1])
+    found = attention_statistics(of.own, input_ids=ids)
+    maps = eager_maps(of.eager, ids)
+    if len(found.layers) != len(maps):
+        raise AssertionError(f"{len(found.layers)} layers measured, {len(maps)} returned weights")
+    gaps = []
+    for layer, weights in enumerate(maps):
+        seen = (weights > 0).sum(-2).clamp(min=1)
+        gaps.append(difference(found.received[layer], weights.sum(-2) / seen))
+        gaps.append(difference(found.entropy[layer], torch.special.entr(weights).sum(-1).mean(-1)))
+    return max(gaps)
+
+
+def calibration(of):
+    """Calibration that finds no sink changes nothing."""
+    ids = texts(2)
+    plain, seen = of.logits(of.own, ids), {}
+    with observed(of.own, lambda call, heads, weights: seen.setdefault(call.layer, call.maps)):
+        of.logits(of.own, ids)
+    plan = CalibrationPlan({layer: list(range(maps)) for layer, maps in seen.items()}, alpha=1e30)
+    with antiphase.calibrated(of.own, plan):
+        return difference(of.logits(of.own, ids), plain)
+
+
+CELLS = {
+    "causal": (attention, no_leak, padding, chunks, options, statistics, calibration),
+    "encoder": (attention, statistics, calibration),
+    "encoder-decoder": (attention, no_leak, statistics, calibration),
+}
+
+
+# ------------------------------------------------------------------------------------------ by hand
+
+
+def brute_losses(of, ids):
+    """-log p (B, N - 1) by one plain pass."""
+    logs = of.logits(of.own, ids).double().log_softmax(-1)
+    return -logs[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
+
+
+def brute_score(of, prompt, given):
+    """Log p of each option by a plain pass without cache or padding."""
+    found = []
+    for option in given:
+        logs = of.logits(of.own, torch.tensor([prompt + option]))[0].double().log_softmax(-1)
+        places = range(len(prompt) - 1, len(prompt) + len(option) - 1)
+        found.append(sum(logs[place, token] for place, token in zip(places, option, strict=True)))
+    return torch.stack(found)
+
+
+def untrue(of, prompts, *, longest=3) -> float:
+    """How far below the best a generated token's logit is, of plain passes, as a share of the largest logit."""
+    worst = 0.0
+    for prompt, written in zip(prompts, generated_tokens(of.own, prompts, longest=longest), strict=True):
+        for count, token in enumerate(written):
+            logits = of.logits(of.own, torch.tensor([prompt + written[:count]]))[0, -1].double()
+            worst = max(worst, float((logits.max() - logits[token]) / logits.abs().max()))
+    return worst
+
+
+def eager_maps(model, ids):
+    """The maps (B, maps, N, N) of every layer that has some."""
+    given = model(input_ids=ids, output_attentions=True).attentions
+    return [weights.double() for weights in given or () if weights is not None and weights.dim() == 4]
+
+
+def maps_of_pair(of, ids):
+    """The maps that ``look`` shows are those that eager attention returns."""
+    given = of.eager(input_ids=ids, decoder_input_ids=ids, output_attentions=True)
+    by_part = {part: given[f"{part}_attentions"] for part in ("encoder", "decoder", "cross")}
+    found = attention_maps(of.own, ids, ids)
+    gaps = []
+    for part, expected in by_part.items():
+        here = [one.maps[:, 0] for one in found if one.part == part]
+        gaps += [difference(one, weights[0]) for one, weights in zip(here, expected, strict=True)]
+    return max(gaps)
+
+
+# ------------------------------------------------------------------------------------------ judging
+
+
+@torch.no_grad()
+def judged(of, cell) -> dict:
+    """The state of a cell: "equal" or "wrong" with the difference, "refused" or "crash" with the words."""
+    try:
+        gap = cell(of)
+    except Theirs as reason:
+        return {"state": "listed", "why": str(reason)}
+    except Exception as error:  # noqa: BLE001  # whatever a model raises is a result
+        words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        frames = traceback.extract_tb(error.__traceback__)
+        is_refusal = isinstance(error, ValueError) and frames[-1].filename.startswith(PACKAGE)
+        place = f"{frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno}"
+        return {"state": "refused" if is_refusal else "crash", "why": words[:300], "at": place}
+    return {"state": "equal" if gap <= BOUNDS[of.dtype] else "wrong", "difference": gap}
+
+
+def names_model(of, words) -> bool:
+    """Whether a refusal says which model it is about: by its type, its class, or a class of its layers."""
+    modules = {
+        type(module).__name__ for module in of.eager.modules() if not type(module).__module__.startswith("torch")
+    }
+    return any(name in words for name in {of.name, of.eager.config.model_type, *modules})
+
+
+def rows(family, name, dtypes):
+    """The row of every cell of one architecture."""
+    for dtype in dtypes:
+        of = Subject(family, name, dtype)
+        for cell in CELLS[family]:
+            yield {"family": family, "name": name, "dtype": str(dtype).removeprefix("torch."), "cell": cell.__name__,
+                   **judged(of, partial(cell))}  # fmt: skip
