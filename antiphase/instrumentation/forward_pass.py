@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from transformers import Cache
 
 STATES = "_antiphase_states"
 """Attribute of a followed cache: the state of each block, by the block's number."""
+_FOLLOWED: WeakSet[Cache] = WeakSet()
 
 
 @dataclass
@@ -98,11 +101,23 @@ def begin_pass(given: Mapping[str, Any], number: int, state: type[SequenceState]
 
 
 def follow(cache: Cache, number: int, state: SequenceState) -> None:
-    """Apply every later change of the cache's sequences to the state as well."""
+    """Apply every later change of the cache's sequences to the state as well, until the block is released."""
     if not hasattr(cache, STATES):
         setattr(cache, STATES, {})
         cache.__class__ = _followed(type(cache))  # type: ignore[arg-type]  # a class is hashable
+        _FOLLOWED.add(cache)
     getattr(cache, STATES)[number] = state
+
+
+def release(number: int) -> None:
+    """Drop the states of a block that ends. A cache without any other is an ordinary one of its own class again."""
+    for cache in list(_FOLLOWED):
+        states = getattr(cache, STATES)
+        states.pop(number, None)
+        if not states:
+            _FOLLOWED.discard(cache)
+            delattr(cache, STATES)
+            cache.__class__ = type(cache).__bases__[1]
 
 
 class _Followed:
@@ -110,6 +125,16 @@ class _Followed:
 
     def _states(self) -> list[SequenceState]:
         return list(getattr(self, STATES).values())
+
+    def __reduce__(self) -> Any:  # what another process gets is of the cache's own class and has no states
+        plain = {name: value for name, value in vars(self).items() if name != STATES}
+        return object.__new__, (type(self).__bases__[1],), plain
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = object.__new__(type(self))
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        _FOLLOWED.add(twin)  # type: ignore[arg-type]  # it is a cache
+        return twin
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)  # type: ignore[misc]  # a method of the cache's own class

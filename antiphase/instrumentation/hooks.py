@@ -26,7 +26,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase.errors import InputError
 from antiphase.instrumentation.calls import AttentionCall, AttentionKind, kind_of
-from antiphase.instrumentation.forward_pass import ForwardPass, SequenceState, begin_pass, follow
+from antiphase.instrumentation.forward_pass import ForwardPass, SequenceState, begin_pass, follow, release
 from antiphase.interface import INSIDE, REPLACEMENT_PREFIX, differential_function, heads_inside
 from antiphase.layers.functions import AttentionFunction, is_differential
 
@@ -200,6 +200,7 @@ def _installed(
     finally:
         for one in handles:
             one.remove()
+        release(passes.number)
 
 
 class _Progress(threading.local):

@@ -172,6 +172,11 @@ class WithDifferentialHeads(PreTrainedModel):
                 self._initialize_weights(module)
         super().initialize_weights()
 
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """False: the architecture draws its initial values as it does without differential attention."""
+        return False
+
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """
         Raises:
@@ -206,18 +211,25 @@ def _refuse_other_functions(name: str) -> None:
         )
 
 
-def register_models(base: type[PreTrainedConfig], kind: type[PreTrainedConfig]) -> None:
-    """Register the differential form ``kind`` with every Auto class that has models for configuration ``base``."""
+def register_models(base: type[PreTrainedConfig], kind: type[PreTrainedConfig]) -> dict[str, type[PreTrainedModel]]:
+    """Register the differential form ``kind`` with every Auto class that has models for configuration ``base``.
+
+    Returns:
+        Its models by name. They count as part of the configuration's module, where ``pickle`` looks for them.
+    """
+    found = {}
     for auto in AUTO_CLASSES:
         mapping = auto._model_mapping
         if base in mapping and kind not in mapping:
             model = mapping[base]
-            # Set to the architecture's module, because transformers looks there for use of the attention interface.
-            space = {"config_class": kind, "__module__": model.__module__}
+            space = {"config_class": kind, "__module__": kind.__module__}
             differential = type(f"Differential{model.__name__}", (WithDifferentialHeads, model), space)
             auto.register(kind, differential)
             if auto is AutoModelForCausalLM:
                 register_causal_name(differential)
+        if kind in mapping:
+            found[mapping[kind].__name__] = mapping[kind]
+    return found
 
 
 AttentionInterface.register(INSIDE, attention_inside)

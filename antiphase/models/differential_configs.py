@@ -60,6 +60,18 @@ def differential_config(config: PreTrainedConfig, *, head_norm_eps: float = 1e-5
     return CONFIGURATIONS[type(config)](head_norm_eps=head_norm_eps, **fields)
 
 
+def __getattr__(name: str) -> Any:
+    """A model of one of the configurations below, for ``pickle``: a new process has not registered it yet."""
+    for base, kind in CONFIGURATIONS.items():
+        if name.startswith(kind.__name__.removesuffix("Config")):
+            from antiphase.models.architectures import register_models
+
+            models = register_models(base, kind)
+            if name in models:
+                return models[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 def _with_differential_attention(base: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
     def finish(self: PreTrainedConfig, **kwargs: Any) -> None:
         super(kind, self).__post_init__(**kwargs)

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -309,6 +310,32 @@ def test_a_copied_cache_has_sinks_of_its_own():
         again = model(input_ids=ids[:, :1].flip(0), past_key_values=other).logits
     torch.testing.assert_close(found.flip(0), expected)
     torch.testing.assert_close(found, again)
+
+
+@pytest.mark.parametrize("mode", ["paper", "prompt", "running"])
+@torch.no_grad()
+def test_after_the_block_a_cache_is_an_ordinary_one_with_the_same_keys(mode):
+    model = build("llama")
+    ids, _ = padded("none", 20)
+    plan = CalibrationPlan(heads={0: [0, 2], 1: [1]}, mode=mode, alpha=ALPHA, beta=BETA)
+    with calibrated(model, CalibrationPlan(heads={1: [0]}, mode="paper")):
+        with calibrated(model, plan):
+            cache = model(input_ids=ids, use_cache=True).past_key_values
+            sent, twin = pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache)
+            assert type(sent) is hf.DynamicCache
+            if mode != "paper":
+                with pytest.raises(ValueError, match="filled outside"):
+                    model(input_ids=ids[:, :1], past_key_values=sent)
+        assert model(input_ids=ids[:, :1], past_key_values=twin).past_key_values is twin  # the outer block goes on
+    for one in (cache, twin):
+        assert type(one) is hf.DynamicCache
+        assert set(vars(one)) == set(vars(sent))
+    for layer, other in zip(cache.layers, sent.layers, strict=True):
+        assert torch.equal(layer.keys, other.keys)
+    expected = model(input_ids=ids[:, :1], past_key_values=sent).logits
+    torch.testing.assert_close(model(input_ids=ids[:, :1], past_key_values=cache).logits, expected)
+    cache.crop(-4)
+    assert cache.get_seq_length() == 17
 
 
 @torch.no_grad()

@@ -181,6 +181,31 @@ def test_configurations_can_be_pickled():
     assert pickle.loads(pickle.dumps(config)).to_dict() == config.to_dict()
 
 
+def test_a_model_can_be_pickled_for_another_process(tmp_path):
+    model, ids = built(DECODERS["qwen3"]), ids_of(1, 7)
+    with torch.no_grad():
+        expected = model(ids).logits
+    torch.save({"model": model, "ids": ids, "expected": expected}, tmp_path / "saved.pt")
+    for kind in (hf.AutoModelForSequenceClassification, hf.AutoModel):
+        other = type(kind.from_config(model.config))
+        assert pickle.loads(pickle.dumps(other)) is other
+    code = (
+        f"import torch; saved = torch.load({str(tmp_path / 'saved.pt')!r}, weights_only=False); m = saved['model']\n"
+        "torch.testing.assert_close(m(saved['ids']).logits, saved['expected'])\n"
+        "assert m.model.layers[0].self_attn.config.whole is m.config\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_a_checkpoint_lacks_is_drawn_as_the_architecture_draws_it(tmp_path):
+    model = hf.AutoModelForCausalLM.from_config(antiphase.differential_config(DECODERS["gpt2"]))
+    given = {name: tensor for name, tensor in model.state_dict().items() if not name.endswith("c_proj.weight")}
+    model.save_pretrained(tmp_path, state_dict=given)
+    layer = hf.AutoModelForCausalLM.from_pretrained(tmp_path).transformer.h[0]
+    factor = (2 * model.config.n_layer) ** -0.5  # GPT-2 draws these smaller
+    assert layer.mlp.c_proj.weight.std().item() == pytest.approx(factor * model.config.initializer_range, rel=0.15)
+
+
 def test_dropout_of_weights_is_switched_off_with_a_warning():
     with pytest.warns(UserWarning, match="attn_pdrop is set to 0"):
         config = antiphase.differential_config(hf.GPT2Config(n_embd=48, n_layer=1, n_head=4))
