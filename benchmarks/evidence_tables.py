@@ -32,6 +32,12 @@ BOOKS = ("Moby-Dick", "Pride and Prejudice")
 """The held-out books, in the order of their files."""
 
 
+def markdown(rows: Rows) -> str:
+    """A table as Markdown, its first row the head."""
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
+
+
 @cache
 def found(study: str) -> Results:
     """Held-out losses of the study's finished runs."""

@@ -26,6 +26,7 @@ import evidence_tables
 import gpu_tables
 import layer_tables
 import operator_tables
+import programme
 import real_model_tables
 import reproduction_tables
 import suites_tables
@@ -97,9 +98,7 @@ def with_tables(page: str) -> str:
 
 def table(name: str) -> str:
     """One table as Markdown."""
-    head, *rows = TABLES[name]()
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (head, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]]) + "\n"
+    return evidence_tables.markdown(TABLES[name]())
 
 
 @cache
@@ -443,6 +442,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "claims-beside": reproduction_tables.published,
     "pairs-by-seed": reproduction_tables.pairs_by_seed,
     **evidence_tables.TABLES,
+    **programme.on_pages(),
     "attack": attack_tables.parts,
     "targets": attack_tables.targets,
     "readers": attack_tables.readers,
@@ -467,6 +467,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "real-model-loss-by-length": lambda: real_model_tables.measured("long-context"),
     "real-model-long-context": lambda: real_model_tables.measured("long-context", 1),
     "real-model-needles": real_model_tables.needles,
+    "single-heads-real": real_model_tables.heads_alone,
     "real-model-confirm": real_model_tables.confirmed,
     "real-model-task-sinks": real_model_tables.task_sinks,
     "real-model-splits": real_model_tables.splits,

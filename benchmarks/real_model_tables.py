@@ -11,7 +11,7 @@ from antiphase.evaluations.harness import Harness
 from antiphase.records import Record
 from antiphase.report.summary import main_tables
 from antiphase.report.tables import percents_text
-from antiphase.uncertainty.intervals import mean_interval, paired_interval
+from antiphase.uncertainty.intervals import mean_interval, paired_interval, wilson_interval
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs" / "records" / "real-model"
 LAYERS = ((0, 0), (1, 2), (3, 9), (10, 10), (11, 11), (12, 29))
@@ -153,6 +153,28 @@ def splits() -> Rows:
                 f"{values['p_random_heads']:.2g}",
             ]
         )  # fmt: skip
+    return table
+
+
+def heads_alone() -> Rows:
+    """How many heads gain when calibrated alone, by split of the samples, and whether their effects repeat."""
+    splits = {
+        str(record.config["seed"]): {(row["layer"], row["head"]): row["change"] for row in record.values["tried"]}
+        for record in (Record.load(RECORDS / f"{name}.json")
+                       for name in ("confirm", *(f"confirm-seed{seed}" for seed in SPLITS)))
+    }  # fmt: skip
+    table = [["Split", "Heads", "Gain alone, 95 %", "Mean change, nats, 95 %",
+              *(f"r with split {seed}" for seed in list(splits)[:-1])]]  # fmt: skip
+    for place, (seed, changes) in enumerate(splits.items()):
+        gain, values = sum(change > 0 for change in changes.values()), list(changes.values())
+        low, high = wilson_interval(gain, len(values))
+        ends = mean_interval(values)
+        assert ends is not None
+        before = list(splits.values())[: len(splits) - 1]
+        repeats = ["–" if other >= place else f"{statistics.correlation(values, [one[head] for head in changes]):.2f}"
+                   for other, one in enumerate(before)]  # fmt: skip
+        table.append([seed, str(len(values)), f"{gain / len(values):.0%} [{100 * low:.0f} to {100 * high:.0f}]",
+                      f"{statistics.fmean(values):+.5f} [{ends[0]:+.5f} to {ends[1]:+.5f}]", *repeats])  # fmt: skip
     return table
 
 

@@ -26,8 +26,8 @@ def verdict(
     """Whether an effect agrees with a claim that it is better than 0.
 
     It agrees if its 95 % interval lies beyond 0 on the better side. It disagrees if the interval lies beyond 0 on the
-    other side, or does not reach the paper's effect. Otherwise the study cannot tell. So without an effect, and with
-    the paper's own, the wrong word is said in at most 2.5 % of studies, whatever their size.
+    other side, or does not reach the paper's effect although the study would have seen that. Otherwise the study cannot
+    tell. So without an effect, and with the paper's own, the wrong word is said in at most 2.5 % of studies.
 
     Args:
         interval: 95 %, of arm minus baseline.
@@ -38,10 +38,12 @@ def verdict(
     claimed = None if paper is None else abs(paper)
     if low > 0:
         return Verdict("agrees")
-    if high < 0 or (claimed is not None and high < claimed):
+    if high < 0:
         return Verdict("disagrees")
     if claimed is None:
         return Verdict("cannot tell", "the interval holds 0")
     if detectable is None or detectable > claimed:
         return Verdict("cannot tell", "MDE > the paper's effect")
+    if high < claimed:
+        return Verdict("disagrees")
     return Verdict("cannot tell", "the interval holds 0 and the paper's effect")
