@@ -24,6 +24,8 @@ from antiphase.data.retrieval import (
     RetrievalBatch,
     distinct,
     needle,
+    number_count,
+    number_of,
     opening_of,
     question,
 )
@@ -80,11 +82,14 @@ class Cell:
 class Haystack:
     """A corpus from which contexts are cut."""
 
-    def __init__(self, texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, digits: int = NUMBER_DIGITS
+    ) -> None:
         """
         Args:
             texts: documents; only the first 16M characters are read.
             tokenizer: tokenizer that measures lengths.
+            digits: of a number.
 
         Raises:
             InputError: the tokenizer does not give character offsets of its tokens.
@@ -101,7 +106,7 @@ class Haystack:
             if size >= MOST_CHARACTERS:
                 break
         self.text = "\n\n".join(parts)
-        self.tokenizer = tokenizer
+        self.tokenizer, self.digits = tokenizer, digits
         sample = self.text[:DENSITY_SAMPLE]
         self.density = len(sample) / max(1, len(encode(tokenizer, sample)))  # characters per token
         ends = sentence_ends(self.text, wrapped=True)
@@ -121,7 +126,7 @@ class Haystack:
             )
         generator = keyed_generator(seed, "contexts", cell.needles, cell.queries, cell.length, cell.depth)
         keys = torch.rand(count, len(CITIES), generator=generator).argsort(1)[:, : cell.needles].tolist()
-        values = distinct(count, cell.needles, 9 * 10 ** (NUMBER_DIGITS - 1), generator).tolist()
+        values = distinct(count, cell.needles, number_count(self.digits), generator).tolist()
         depths = torch.rand(count, cell.needles, generator=generator)
         if cell.depth is not None:
             depths[:, 0] = cell.depth
@@ -130,7 +135,7 @@ class Haystack:
             self._context(
                 cell,
                 [CITIES[key] for key in keys[row]],
-                [str(value + 10 ** (NUMBER_DIGITS - 1)) for value in values[row]],
+                [number_of(value, self.digits) for value in values[row]],
                 depths[row].tolist(),
                 starts[row],
             )

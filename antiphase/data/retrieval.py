@@ -163,7 +163,7 @@ class TextLanguage:
             InputError: numbers should be one token, and the tokenizer splits one.
         """
         self.key_count = len(CITIES)
-        self._digits = ONE_TOKEN_DIGITS if one_token_numbers else NUMBER_DIGITS
+        self._digits = digits_of(one_token=one_token_numbers)
         self.value_count = number_count(self._digits)
         self._tokenizer = tokenizer
         self._tokens = filler_tokens
@@ -413,6 +413,11 @@ def needle_page() -> str:
     """The instruction and two needles per city, for training a tokenizer."""
     numbers = [f"{10 + index % 90}{index % 100:02}" for index in range(2 * len(CITIES))]  # covers every pair of digits
     return INSTRUCTION + "".join(needle(CITIES[place % len(CITIES)], number) for place, number in enumerate(numbers))
+
+
+def digits_of(*, one_token: bool) -> int:
+    """Digits of a number, which may have to be one token."""
+    return ONE_TOKEN_DIGITS if one_token else NUMBER_DIGITS
 
 
 def number_count(digits: int) -> int:

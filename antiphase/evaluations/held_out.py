@@ -62,6 +62,7 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
     unknown = DataSettings(source="text", sequence_length=min(FOREIGN_LENGTH, longest))
     sizes: dict[str, Any] = dict(asked.data_sizes())
     trained = loaded.settings.data if loaded.settings else unknown
+    trained = replace(trained, lengths=[])  # of training, which the sizes asked for need not fit
     settings = replace(trained, **sizes)
     if asked.paths:
         check_words(loaded)

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from antiphase.data.corpora import documents
 from antiphase.data.haystacks import Cell, Context, Haystack, output_tokens, prompt_ids
 from antiphase.data.prepare import check_task
-from antiphase.data.retrieval import RetrievalTask
+from antiphase.data.retrieval import RetrievalTask, digits_of
 from antiphase.data.tokenization import check_chat_template, prompt_tokens
 from antiphase.errors import InputError, naming
 from antiphase.evaluations.held_out import FOREIGN_LENGTH, data_for, tokens_of
@@ -249,7 +249,8 @@ class Texts:
         cells = cells_of(needles, settings.queries or [1], settings.lengths or [usual], settings.depths)
         _check_lengths(settings.lengths, first)
         say("cutting contexts from the text")
-        haystack = Haystack(self._texts(output, say), first.tokenizer)
+        digits = digits_of(one_token=own is not None and own.one_token_numbers)
+        haystack = Haystack(self._texts(output, say), first.tokenizer, digits=digits)
         self.cells: dict[Cell, list[Context]] = {
             cell: haystack.contexts(cell, settings.samples, seed=settings.seed) for cell in cells
         }

@@ -136,6 +136,31 @@ class CellScore(Place):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """Where the accuracy of one model falls to 50 %, needles being anywhere: N50 or L50."""
+
+    arm: str = "model"
+    trained: bool = True
+    seed: int | None = field(default=None, metadata=OPTIONAL)
+    """Of the model, in a comparison of arms."""
+    over: Literal["needles", "length"]
+    """What grows: the number of needles (N50) or of tokens (L50)."""
+    at: int
+    """The other one, which stays."""
+    queries: int
+    sizes: list[int]
+    """Those that were measured."""
+    samples: int
+    """Contexts of all sizes together."""
+    value: float | None
+    """None if it lies outside the sizes."""
+    beyond: Literal["below", "above"] | None
+    """On which side."""
+    interval: list[float | None]
+    """95 % by profile likelihood; None for an end outside the sizes."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Accuracy(Place):
     """Accuracy in a cell."""
 

@@ -15,7 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from antiphase.evaluations.retrieval_results import Accuracy, CellScore, Knockout, MapAllocation, Place, Size
+from antiphase.evaluations.retrieval_results import Accuracy, CellScore, Crossing, Knockout, MapAllocation, Place, Size
 from antiphase.records import Record
 from antiphase.report.plots import MARKERS, PERCENT, STYLE, arm_colour, legend_below, mark_levels, visible
 from antiphase.report.presentation import Drawing
@@ -33,6 +33,7 @@ class Retrieval:
     summary: Sequence[Accuracy] = ()
     cells: Sequence[CellScore] = ()
     allocation: Sequence[MapAllocation] = ()
+    crossings: Sequence[Crossing] = ()
     is_text: bool = False
     """Whether the needles are in plain text, where all answers count, not the first alone."""
 
@@ -58,7 +59,7 @@ def point_words(point: GridPoint) -> str:
     return ", ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in counted)
 
 
-def state(row: Place | MapAllocation) -> str:
+def state(row: Place | MapAllocation | Crossing) -> str:
     """``trained`` or ``untrained``."""
     return "trained" if row.trained else "untrained"
 
@@ -95,6 +96,44 @@ def needle_cells(found: Retrieval) -> Table | None:
         *("Right|integer", "Samples|integer", "Accuracy|percent", "Accuracy by place of the question"),
     )
     return table_of("Needle accuracy by seed", columns, rows)
+
+
+def crossings_table(found: Retrieval) -> Table | None:
+    """N50 and L50 of each model."""
+    rows = [
+        [row.arm, row.seed, state(row), {"needles": "N50", "length": "L50"}[row.over],
+         f"{row.at:,} tokens" if row.over == "needles" else f"{row.at} needle{'s' * (row.at != 1)}", row.queries,
+         _size(row.value, row.beyond, row), f"{_size(row.interval[0], 'below', row)} to "
+         f"{_size(row.interval[1], 'above', row)}", f"{row.sizes[0]:,} to {row.sizes[-1]:,}", row.samples]
+        for row in found.crossings
+    ]  # fmt: skip
+    columns = columns_of(
+        *(
+            "Arm",
+            "Seed|integer",
+            "Model",
+            "What",
+            "With",
+            "Questions|integer",
+            "At",
+            "95 %",
+            "Measured",
+            "Samples|integer",
+        )
+    )
+    note = (
+        "N50: number of needles at which accuracy, with the needle anywhere, falls to 50 %; L50: number of tokens. "
+        "Logistic in log2, by maximum likelihood; the interval is that of the profile likelihood. With two needles, "
+        "guessing reaches 50 %, so that a model which guesses has an N50 of about 2 or below."
+    )
+    return table_of("Where accuracy falls to 50 %", columns, rows, note)
+
+
+def _size(value: float | None, beyond: str | None, row: Crossing) -> str:
+    """A number of needles or tokens, or on which side of the measured ones it lies."""
+    if value is None:
+        return f"{beyond} {row.sizes[0 if beyond == 'below' else -1]:,}"
+    return f"{value:.1f}" if row.over == "needles" else f"{value:,.0f}"
 
 
 def spans_of(rows: Iterable[MapAllocation]) -> list[str]:
@@ -384,7 +423,7 @@ def _allocation_alternative(found: Retrieval) -> str:
 
 def needle_tables(found: Retrieval) -> list[Table | None]:
     """The grid of needles, over seeds and for each."""
-    return [needle_summary(found), needle_cells(found)]
+    return [needle_summary(found), crossings_table(found), needle_cells(found)]
 
 
 def allocation_tables(found: Retrieval) -> list[Table | None]:

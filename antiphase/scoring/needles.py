@@ -8,7 +8,7 @@ retrieving anything.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,11 @@ from antiphase.data.retrieval import RetrievalBatch, RetrievalTask
 from antiphase.randomness import keyed_generator
 from antiphase.scoring.division import Divide, alone
 from antiphase.scoring.likelihood import Predict, greedy_predictions
+from antiphase.uncertainty.crossings import crossed
 from antiphase.uncertainty.intervals import wilson_interval
+
+LEAST_SIZES = 3
+"""Numbers of needles, or lengths, from which a crossing is fitted."""
 
 TaskFactory = Callable[..., RetrievalTask]
 """Takes (needles=, queries=, sequence_length=) and returns a task with held-out filler."""
@@ -106,6 +110,33 @@ def summarize(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def crossings(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """N50 and L50 of one model: where accuracy falls to 50 % over needles, and over length.
+
+    Only cells at random depth count. There is one row for each number of queries and each value of what stays, where at
+    least ``LEAST_SIZES`` of what grows were measured.
+    """
+    groups: dict[tuple[str, int, int], dict[int, Mapping[str, Any]]] = {}
+    for cell in cells:
+        if cell["depth"] is None:
+            for over, at in (("needles", "length"), ("length", "needles")):
+                groups.setdefault((over, cell[at], cell["queries"]), {})[cell[over]] = cell
+    found = []
+    for (over, at, queries), members in sorted(groups.items(), key=lambda item: (item[0][0] == "length", *item[0][1:])):
+        if len(members) < LEAST_SIZES:
+            continue
+        sizes = sorted(members)
+        right, trials = ([members[size][name] for size in sizes] for name in ("correct", "samples"))
+        fitted = crossed(sizes, right, trials)
+        found.append(
+            {
+                "over": over, "at": at, "queries": queries, "sizes": sizes, "samples": sum(trials),
+                "value": fitted.value, "beyond": fitted.beyond, "interval": list(fitted.interval),
+            }
+        )  # fmt: skip
+    return found
 
 
 def predictor(model: PreTrainedModel, divide: Divide = alone) -> Predict:

@@ -69,6 +69,12 @@ def test_answers_are_the_numbers_of_the_cities_asked_for_in_their_order(haystack
         assert answer == needle(cities[0], context.answers[0])
 
 
+def test_numbers_have_the_digits_asked_for(generated_text, text_tokenizer):
+    for context in Haystack([generated_text], text_tokenizer, digits=2).contexts(cell(5, 2, 400), 5, seed=3):
+        assert len(set(context.numbers)) == 5
+        assert all(10 <= int(number) <= 99 and f" {number}." in context.text for number in context.numbers)
+
+
 def test_questions_read_like_sentences():
     assert question(["Rome"]) == " City number: Rome"
     assert question(["Rome", "Oslo", "Bern"]) == " City numbers of Rome, Oslo and Bern, in this order:"

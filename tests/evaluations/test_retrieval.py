@@ -184,10 +184,27 @@ def test_models_of_the_embedded_task_are_compared_on_the_same_sequences(tmp_path
         names.append(str(tmp_path / kind))
     ask = asked("needles", names, depths=[0.5], samples=3)
     record = evaluate(ask, tmp_path / "out")
+    assert record.values["crossings"] == []
     assert {row["arm"] for row in record.values["paired"]} == {"differential"}
     assert record.values["task"] == "symbols"
     assert record.values["guess_rate"] == record.values["summary"][0]["guess_rate"] == 1 / 3  # two are asked for
     assert {row["depth"] for row in record.values["summary"] if not row["trained"]} == {0.5, None}
+
+
+def test_a_grid_of_needles_says_where_accuracy_falls_to_a_half(tmp_path, tiny_preset):
+    """Of a run that began with short sequences, which have no room for so many needles."""
+    run = load_preset(
+        str(tiny_preset), ["data.sequence_length=24", "data.lengths=[12,24]", "training.steps=2"]
+    ).run  # fmt: skip
+    train_run(run, tmp_path / "run", resume=False)
+    ask = asked("needles", [str(tmp_path / "run")], needles=[3, 4, 6], depths=[], samples=9)
+    record = evaluate(ask, tmp_path / "out")
+    rows = [(row["over"], row["at"], row["sizes"], row["trained"]) for row in record.values["crossings"]]
+    assert rows == [("needles", 24, [3, 4, 6], trained) for trained in (True, False)]
+    tables = filter(None, summary.presentation_of(record.kind).tables(record))
+    (table,) = [table for table in tables if table.title == "Where accuracy falls to 50 %"]
+    assert [row[6] for row in table.text()] == ["below 3"] * 2  # it knows nothing yet
+    assert table.text()[0][3:5] == ["N50", "24 tokens"]
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from antiphase.evaluations.result import Result
-from antiphase.evaluations.retrieval_results import Accuracy, CellScore, Size
+from antiphase.evaluations.retrieval_results import Accuracy, CellScore, Crossing, Size
 from antiphase.evaluations.settings import ContextSettings, chat_flag
 
 
@@ -79,6 +79,7 @@ class Needles(Result):
     """Guess rate in the first cell."""
     cells: list[CellScore]
     summary: list[Accuracy]
+    crossings: list[Crossing] = field(default_factory=list)
     trends: list[Trend] = field(default_factory=list)
     paired: list[Pair] = field(default_factory=list)
 

@@ -28,7 +28,7 @@ from antiphase.evaluations.retrieval import (
 from antiphase.evaluations.settings import DEPTHS, ContextSettings
 from antiphase.records import Record, finite
 from antiphase.scoring.loading import LoadedModel
-from antiphase.scoring.needles import needle_cell, predictor, summarize
+from antiphase.scoring.needles import crossings, needle_cell, predictor, summarize
 from antiphase.typed import build
 from antiphase.uncertainty.intervals import paired_interval, slope_interval
 
@@ -85,6 +85,7 @@ def _result(found: CellRows) -> Needles:
         **found.shared,
         "cells": [{**row, "right": "".join(map(str, row["right"]))} for row in found.marked()],
         "summary": found.marked(summarize),
+        "crossings": found.marked(crossings),
         "trends": [{"arm": arm, **row} for arm in arms for row in trends(found.rows[arm, True])],
         "paired": [
             {"arm": arm, "baseline": arms[0], **row}

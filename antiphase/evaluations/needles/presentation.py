@@ -6,7 +6,7 @@ from typing import Any
 
 from antiphase.evaluations.needles import Needles, Trend
 from antiphase.evaluations.retrieval_results import Accuracy
-from antiphase.evaluations.retrieval_shown import Retrieval, needles_drawing, state
+from antiphase.evaluations.retrieval_shown import Retrieval, crossings_table, needles_drawing, state
 from antiphase.records import Record
 from antiphase.report.presentation import Presentation
 from antiphase.report.tables import Column, Table, depth_text, format_value, table_of
@@ -131,13 +131,19 @@ def retrieval_of(record: Record) -> Retrieval:
     """The grid of needles; nothing of other records."""
     found = Needles.read(record) or Needles(guess_rate=0.0, cells=[], summary=[])
     arms = list(dict.fromkeys(row.arm for row in found.summary))
-    return Retrieval(arms, found.summary, found.cells, is_text=found.task == "text")
+    return Retrieval(arms, found.summary, found.cells, crossings=found.crossings, is_text=found.task == "text")
 
 
 PRESENTATION = Presentation(
     introduction="Share of hidden facts that the model found, by their depth in the context. The guess rate is what "
     "naming any value of the context would reach.",
-    tables=lambda record: [accuracies(record), differences(record), evenness(record), paper(record)],
+    tables=lambda record: [
+        accuracies(record),
+        crossings_table(retrieval_of(record)),
+        differences(record),
+        evenness(record),
+        paper(record),
+    ],
     figures={"needles": needles_drawing(retrieval_of)},
     arms=lambda record: retrieval_of(record).arms,
 )

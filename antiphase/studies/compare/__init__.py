@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from antiphase.evaluations.result import Result
-from antiphase.evaluations.retrieval_results import Accuracy, CellScore, MapAllocation
+from antiphase.evaluations.retrieval_results import Accuracy, CellScore, Crossing, MapAllocation
 from antiphase.studies.metrics import ComparedMetric
 from antiphase.studies.runs import RunResult
 from antiphase.studies.settings import StudySettings
@@ -51,6 +51,8 @@ class NeedleGrid:
 
     cells: list[CellScore] = field(default_factory=list)
     summary: list[Accuracy] = field(default_factory=list)
+    crossings: list[Crossing] = field(default_factory=list)
+    """N50 and L50, where the grid has at least three sizes; older records have none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from antiphase.records import Record, finite
 from antiphase.scoring.allocation import attention_map, batches_of
 from antiphase.scoring.effects import allocation_with_effects
 from antiphase.scoring.loading import load_model, refused_by_model
-from antiphase.scoring.needles import needle_grid, predictor, summarize
+from antiphase.scoring.needles import crossings, needle_grid, predictor, summarize
 from antiphase.scoring.perplexity import losses_by_sequence, perplexity
 from antiphase.studies.claims import Registration, register, registered
 from antiphase.studies.compare import RANDOM, STARTS, ComparedRun, Comparison, ComparisonSettings, Parameters, Picture
@@ -135,6 +135,7 @@ def measure(grid: Grid, data: PreparedData, claim: Registration | None) -> tuple
     """All numbers of a finished comparison, and the arrays of its attention maps. A run that diverged has no model."""
     settings, run = grid.preset.compare, grid.preset.run
     cells: list[dict[str, Any]] = []
+    crossed: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     losses: list[dict[str, Any]] = []
     arrays: dict[str, Any] = {}
@@ -158,6 +159,7 @@ def measure(grid: Grid, data: PreparedData, claim: Registration | None) -> tuple
                     predictor(model), tasks, depths=evaluation.depths, samples=evaluation.samples, seed=job.seed
                 )  # fmt: skip
                 cells += [{**tags, **cell} for cell in grid_cells]
+                crossed += [{**tags, **row} for row in crossings(grid_cells)]
                 if _has_attention(job.settings):
                     allocated = allocation_with_effects(model, batches_of(asked))
                     rows += [{**tags, **row} for row in allocated]
@@ -183,7 +185,7 @@ def measure(grid: Grid, data: PreparedData, claim: Registration | None) -> tuple
         "parameters": {run.arm: Parameters(total=run.parameters, attention_only=run.attention_only) for run in runs},
         "runs": runs,
         "untrained": " or ".join(untrained_are),
-        "needles": {"cells": cells, "summary": _summaries(arms, cells)},
+        "needles": {"cells": cells, "summary": _summaries(arms, cells), "crossings": crossed},
         "perplexity": losses,
         "allocation": rows,
         "attention_map": replace(

@@ -38,7 +38,8 @@ def shown(record: Record) -> Comparison:
 def retrieval_of(record: Record) -> Retrieval:
     """Its needles and its allocation of attention."""
     found = shown(record)
-    return Retrieval(found.arms, found.needles.summary, found.needles.cells, found.allocation)
+    grid = found.needles
+    return Retrieval(found.arms, grid.summary, grid.cells, found.allocation, grid.crossings)
 
 
 def threshold_of(found: Comparison) -> LearnedThreshold | None:
