@@ -22,6 +22,7 @@ from antiphase.folders.ownership import is_in_use, written_beside
 from antiphase.folders.work import REQUEST
 from antiphase.reading.files import read_json
 from antiphase.records import Record
+from antiphase.scoring.loading import context_length
 
 Run = TypeVar("Run")
 JOBS = "jobs"
@@ -180,7 +181,7 @@ def save_run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record:
 
 def check_lengths(texts: EncodedTexts, places: Sequence[str], model: PreTrainedModel, *, remedy: str) -> None:
     """Raise an InputError for a text with more tokens than the model has positions; the message names its place."""
-    positions = getattr(model.config, "max_position_embeddings", None)
+    positions = context_length(model)
     for ids, place in zip(texts.ids, places, strict=True):
         if positions is not None and len(ids) > positions:
             longest = max(map(len, texts.ids))

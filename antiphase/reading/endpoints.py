@@ -13,9 +13,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from antiphase.errors import InputError
+from antiphase.reading.files import one_line
 
 LARGEST_REPLY = 1 << 20
 """Largest number of bytes read from a reply."""
+LONGEST_REASON = 200
+"""Largest number of characters shown of a server's own reason."""
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Names of the limit of an answer's tokens; the second is sent to a server that refuses the first."""
 REFUSALS = {
     401: "the key is missing or wrong",
     403: "the key may not use it",
@@ -62,6 +67,7 @@ class ChatEndpoint:
             )
         self.url, self.name, self.longest = f"{url.rstrip('/')}/chat/completions", model, longest
         self.identity = f"{self.url} {model} {longest}"
+        self.limit = LIMITS[0]
         self.timeout, self.attempts, self.pause, self.sleep = timeout, attempts, pause, sleep
         self._key = key
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
@@ -75,12 +81,13 @@ class ChatEndpoint:
         Raises:
             InputError: the endpoint refuses the key or does not have the model.
         """
-        content = {
-            "model": self.name, "messages": [{"role": "user", "content": question}], "temperature": 0,
-            "max_tokens": self.longest,
-        }  # fmt: skip
         reason = ""
         for attempt in range(self.attempts):
+            limit = self.limit
+            content = {
+                "model": self.name, "messages": [{"role": "user", "content": question}], "temperature": 0,
+                limit: self.longest,
+            }  # fmt: skip
             request = urllib.request.Request(self.url, json.dumps(content).encode(), self._headers)
             wait = self.pause * 2**attempt
             try:
@@ -90,6 +97,11 @@ class ChatEndpoint:
             except urllib.error.HTTPError as error:
                 with error:
                     reason = f"status {error.code}"
+                    said = self._reason(error, ends) if error.code in UNUSABLE else ""
+                    if limit == LIMITS[0] and limit in said:
+                        self.limit = LIMITS[1]
+                        return self.ask(question)
+                    reason += f" ({said})" if said else ""
                     if error.code in REFUSALS:
                         raise InputError(
                             f"--judge-url: {self.url} refuses the model {self.name} with {reason}: "
@@ -114,6 +126,17 @@ class ChatEndpoint:
                 self.sleep(wait)
         return None, f"{reason}, {self.attempts} times"
 
+    def _reason(self, error: urllib.error.HTTPError, ends: float) -> str:
+        """The reason that a server gives for an error, as part of a line; empty if it gives none."""
+        try:
+            tree = json.loads(_whole(error, ends))
+            given = tree.get("error", tree)
+            message = given["message"] if isinstance(given, dict) else given
+        except (OSError, http.client.HTTPException, ValueError, RecursionError, KeyError, AttributeError):
+            return ""
+        shown = "".join(letter if letter.isprintable() else " " for letter in self._without_key(str(message)))
+        return one_line(shown)[:LONGEST_REASON]
+
     def _without_key(self, text: str) -> str:
         """What may be stored and shown: some endpoints repeat the headers of a request."""
         return text.replace(self._key, "[key]") if self._key else text
@@ -126,7 +149,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _whole(reply: http.client.HTTPResponse, ends: float) -> bytes:
+def _whole(reply: http.client.HTTPResponse | urllib.error.HTTPError, ends: float) -> bytes:
     """The body, at most ``LARGEST_REPLY`` bytes of it.
 
     Raises:

@@ -233,6 +233,22 @@ def check_splits(header: GgufHeader, place: str) -> None:
         )
 
 
+def check_space(tokenizer: PreTrainedTokenizerBase, header: GgufHeader, place: str) -> None:
+    """That a text begins with a space where, and only where, the file says so.
+
+    Raises:
+        InputError: transformers has ignored what the file says, so that the model would read other tokens.
+    """
+    wanted = header.metadata.get("tokenizer.ggml.add_space_prefix")
+    if header.metadata.get("tokenizer.ggml.model") != "llama" or wanted is None:
+        return
+    if tokenizer.tokenize("a")[0].startswith("\u2581") != bool(wanted):
+        raise InputError(
+            f"{place}: its tokenizer puts {'a' if wanted else 'no'} space before a text (add_space_prefix), which this "
+            "version of transformers does not read from GGUF files; give the model's folder of safetensors"
+        )
+
+
 def split_digits(tokenizer: PreTrainedTokenizerBase, header: GgufHeader) -> None:
     """Have the tokenizer cut texts at every digit, where the file's vocabulary was made so."""
     if header.metadata.get("tokenizer.ggml.pre") in DIGITS:

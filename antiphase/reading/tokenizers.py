@@ -12,7 +12,15 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from antiphase.errors import InputError
 from antiphase.reading.failures import IMPOSSIBLE, first_line, loading
 from antiphase.reading.folders import check_files, is_local
-from antiphase.reading.gguf import check_merges, check_splits, gguf_place, is_gguf, read_header, split_digits
+from antiphase.reading.gguf import (
+    check_merges,
+    check_space,
+    check_splits,
+    gguf_place,
+    is_gguf,
+    read_header,
+    split_digits,
+)
 
 
 def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTrainedTokenizerBase:
@@ -56,6 +64,7 @@ def _gguf_tokenizer(name: str, flag: str) -> PreTrainedTokenizerBase:
     kind = PreTrainedTokenizerFast if is_bpe else AutoTokenizer
     with loading(f"{flag} {name}: no tokenizer could be read from it"):
         tokenizer = kind.from_pretrained(**gguf_place(name))
+    check_space(tokenizer, header, f"{flag} {name}")
     split_digits(tokenizer, header)
     return cast(PreTrainedTokenizerBase, tokenizer)
 

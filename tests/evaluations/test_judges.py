@@ -1,5 +1,6 @@
 """Judges: an endpoint that answers, fails, is silent or talks nonsense, on this machine; and a local model."""
 
+import json
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -109,6 +110,36 @@ def test_a_question_that_cannot_be_asked_is_asked_once(ask, status):
     found, endpoint, _ = ask((status, b"too long"), OK, questions=["long", "short"])
     assert found == [Answer(None, f"status {status}"), Answer("Yes.")]
     assert len(endpoint.requests) == 2
+
+
+def refusal(message, status=400):
+    return status, json.dumps({"error": {"message": message, "type": "invalid_request_error"}}).encode()
+
+
+def test_the_other_name_of_the_limit_is_sent_where_the_first_is_refused(ask):
+    refused = refusal("Unsupported parameter: 'max_tokens' is not supported. Use 'max_completion_tokens' instead.")
+    found, endpoint, pauses = ask(refused, OK, questions=["First?", "Second?"])
+    assert found == [Answer("Yes."), Answer("Yes.")]
+    sent = [{"max_tokens", "max_completion_tokens"} & body.keys() for _, _, body in endpoint.requests]
+    assert sent == [{"max_tokens"}, {"max_completion_tokens"}, {"max_completion_tokens"}]
+    assert len({body[name] for (_, _, body), (name,) in zip(endpoint.requests, sent, strict=True)}) == 1
+    assert not pauses
+    found, endpoint, _ = ask(refused, refused, attempts=1)
+    assert found[0].text is None
+    assert len(endpoint.requests) == 2
+
+
+@pytest.mark.parametrize(("body", "shown"), [
+    (refusal("Unsupported value: 'temperature' does not support 0\nwith this model.")[1],
+     " (Unsupported value: 'temperature' does not support 0 with this model)"),
+    (json.dumps({"message": f"\x1b[2J {KEY} too long"}).encode(), " ([2J [key] too long)"),
+    (json.dumps({"error": "x" * 999}).encode(), f" ({'x' * 200})"),
+    (b"[1]", ""), (b'{"detail": "?"}', ""), (b"5", ""),
+])  # fmt: skip
+def test_the_reason_that_a_server_gives_is_shown(ask, body, shown):
+    ((answer,), endpoint, _) = ask((400, body))
+    assert answer == Answer(None, f"status 400{shown}")
+    assert len(endpoint.requests) == 1
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])

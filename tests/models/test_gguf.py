@@ -278,6 +278,23 @@ def test_texts_are_cut_by_the_rule_that_the_file_names(tmp_path, text_tokenizer,
     assert [word for word, _ in cut] == ["It", "'s", *numbers, "."]
 
 
+WORDS = ["<unk>", "\u2581", "a", "b", "ab", "\u2581ab"]
+"""A vocabulary of SentencePiece."""
+
+
+@pytest.mark.parametrize("space", [None, True])
+def test_a_text_begins_with_the_space_that_the_file_names(tmp_path, space):
+    keys = () if space is None else [("tokenizer.ggml.add_space_prefix", space)]
+    write_gguf(tmp_path / "a.gguf", llama(len(WORDS)), WORDS, keys=keys)
+    assert load_tokenizer(str(tmp_path / "a.gguf")).tokenize("ab") == ["\u2581ab"]
+
+
+def test_a_missing_space_that_would_be_added_is_refused(tmp_path):
+    write_gguf(tmp_path / "a.gguf", llama(len(WORDS)), WORDS, keys=[("tokenizer.ggml.add_space_prefix", False)])
+    with pytest.raises(InputError, match=r"a\.gguf: its tokenizer puts no space before a text \(add_space_prefix\)"):
+        load_tokenizer(str(tmp_path / "a.gguf"))
+
+
 # ------------------------------------------------------------------------------------------ a real one
 
 

@@ -62,9 +62,10 @@ def write_gguf(
     """Write a model, whose weights become those that the file holds.
 
     Args:
+        tokenizer: byte-pair words and merges; or the words of SentencePiece, in order of their merges.
         quantization: of the matrices; norms are F32.
         more: names of further tensors.
-        keys: further keys of the metadata, pairs of a name and a text or number.
+        keys: further keys of the metadata, pairs of a name and a text, number or truth value.
         splits: the name of the rule by which texts are cut; None writes none.
     """
     gguf = pytest.importorskip("gguf", reason="the package gguf is not installed")
@@ -82,7 +83,8 @@ def write_gguf(
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, tokenizer, chat_template, splits)
     for key, value in keys:
-        (writer.add_string if isinstance(value, str) else writer.add_float32)(key, value)
+        add = {str: writer.add_string, bool: writer.add_bool}.get(type(value), writer.add_float32)
+        add(key, value)
     state = dict(model.state_dict())
     if config.tie_word_embeddings:
         del state["lm_head.weight"]
@@ -108,6 +110,13 @@ def write_gguf(
 def _add_tokenizer(writer, tokenizer, chat_template, splits):
     import json
 
+    if isinstance(tokenizer, list):
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(tokenizer)
+        writer.add_token_scores([-float(number) for number in range(len(tokenizer))])
+        writer.add_token_types([2, *[1] * (len(tokenizer) - 1)])
+        writer.add_unk_token_id(0)
+        return
     words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
     special = tokenizer.all_special_tokens
     writer.add_tokenizer_model("gpt2")
