@@ -162,7 +162,7 @@ def sanitized(name: str) -> dict[str, Any]:
         # Python itself leaks on purpose; the interpreter needs the sanitizers before its first allocation
         extra = {"LD_PRELOAD": " ".join(libraries), "ASAN_OPTIONS": "detect_leaks=0"}
         files = [f"tests/ops/native/{file}.py" for file in ("test_kernels", "test_layer", "test_layer_calls")]
-        words = [*files, "-m", "not slow", f"--native-library={library}"]
+        words = [*files, "tests/ops/test_strange_calls.py", "-m", "not slow", f"--native-library={library}"]
         return counted(name, words, extra)
 
 

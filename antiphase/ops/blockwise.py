@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from antiphase.ops.blocks import Block, BlockLayout, WorkItem, view_as
-from antiphase.ops.shapes import check_tensors
+from antiphase.ops.shapes import check_real, check_tensors
 
 
 def attend(
@@ -34,7 +34,7 @@ def attend(
     ``lam`` (1|B, 1|H, 1|N) in the statistics dtype and ``mask`` (1|B, 1|H, 1|N, M) have been checked by ``shapes``;
     ``sliding_window`` 0 means no window. Statistics and accumulation are fp32 (fp64 for fp64).
     """
-    layout = _layout(query, key, value, mask, is_causal, sliding_window, scale)
+    layout = _layout(query, key, value, lam, mask, is_causal, sliding_window, scale)
     lambdas = _Lambdas(layout, lam)
     out = _empty_output(query, key, value)
     grouped_out = layout.group(out)
@@ -83,7 +83,9 @@ def attend_backward(
     rowsum(P2∘dP)); dλ = -rowsum(P2∘dP). The factor -λ of the second map is applied to rows of width d, never to rows of
     scores. dK and dV are accumulated transposed, (d, M), because that product is faster.
     """
-    layout = _layout(query, key, value, mask, is_causal, sliding_window, scale)
+    layout = _layout(query, key, value, lam, mask, is_causal, sliding_window, scale)
+    if grad.dtype != query.dtype:
+        raise ValueError(f"the gradient must be {query.dtype} like the query, got {grad.dtype}")
     gradients = _Gradients(layout, query, key, value, lam, scale)
     grouped_grad = layout.group(grad)  # (B, G, R, N, dv)
     for item in layout.work_items():
@@ -125,9 +127,11 @@ blockwise_attention_backward.register_autograd(_refuse_backward)
 
 
 def _layout(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, sliding_window: int, scale: float
-) -> BlockLayout:
+    query: Tensor, key: Tensor, value: Tensor, lam: Tensor, mask: Tensor | None, is_causal: bool, sliding_window: int,
+    scale: float,
+) -> BlockLayout:  # fmt: skip
     shape = check_tensors(query, key, value)
+    check_real(lam, mask, query)
     return BlockLayout(
         query.unflatten(1, (shape.value_heads, shape.heads_per_value, 2)),
         key.unflatten(1, (shape.value_heads, shape.key_maps)),

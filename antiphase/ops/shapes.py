@@ -176,6 +176,18 @@ def check_mask(attn_mask: Tensor, query: Tensor, shapes: Shapes) -> Tensor:
     return attn_mask.reshape(shape).expand(-1, -1, -1, shapes.keys)
 
 
+def check_real(lam: Tensor | None, mask: Tensor | None, query: Tensor) -> None:
+    """That λ and the mask of a call that did not come through the interface are real, boolean, and where the query is.
+
+    Raises:
+        ValueError: one of them is not.
+    """
+    if lam is not None and not (lam.is_floating_point() and lam.device == query.device):
+        raise ValueError(f"lam must be real and on query's device {query.device}, got {lam.dtype} on {lam.device}")
+    if mask is not None and not (mask.dtype == torch.bool and mask.device == query.device):
+        raise ValueError(f"the mask must be boolean and on {query.device}, got {mask.dtype} on {mask.device}")
+
+
 def four_dimensions(mask: Tensor | None, keys: int) -> Tensor | None:
     """A mask as (1|B, 1|H, 1|N, M)."""
     if mask is None:

@@ -143,6 +143,8 @@ def run(
     if vectors is not None:
         check_vectors(vectors, query.shape[3])
     if edges is not None:
+        if mask is not None:
+            raise ValueError("packed sequences, whose edges are given, take no mask")
         _check_edges(edges, len(query), query.shape[2], key.shape[2])
     parallel, thread = threads_of_torch()
     batch, maps_of_all, queries, width = query.shape
@@ -201,7 +203,8 @@ def _check_shapes(
     heads, value_width = maps_of_all // maps, parts * part_width
     exact = torch.float64 if query.dtype == torch.float64 else torch.float32
     if (
-        not 1 <= key_maps <= maps
+        min(heads, width, value_width) < 1
+        or not 1 <= key_maps <= maps
         or parts not in (1, 2)
         or maps_of_all != heads // groups * groups * maps
         or (key_batch, key_heads, key_width) != (batch, groups * key_maps, width)
@@ -235,8 +238,10 @@ def run_norm(
     width = tensor.shape[-1]
     if tensor.dtype not in DTYPES:
         raise ValueError(f"the native norm takes fp32, bf16 and fp64, not {tensor.dtype}; use torch.rms_norm")
-    if weight.shape != (width,) or (grad is not None and grad.shape != tensor.shape):
-        raise ValueError(f"a norm of {tuple(tensor.shape)} needs a weight of ({width},), got {tuple(weight.shape)}")
+    if not width or weight.shape != (width,) or (grad is not None and grad.shape != tensor.shape):
+        raise ValueError(
+            f"a norm of {tuple(tensor.shape)} needs a width, and a weight of ({width},), got {tuple(weight.shape)}"
+        )
     if weight.dtype != tensor.dtype or (grad is not None and grad.dtype != tensor.dtype):
         raise ValueError(f"a norm of {tensor.dtype} needs a weight of the same dtype, got {weight.dtype}")
     parallel, _ = threads_of_torch()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from antiphase.ops.dispatch import bypassing_dispatcher, operator
+from antiphase.ops.shapes import check_alike, check_real
 from antiphase.ops.triton.decode import join_kernel, span_kernel
 from antiphase.ops.triton.launch import (
     DEVICES,
@@ -20,6 +21,7 @@ from antiphase.ops.triton.launch import (
     multiprocessors,
     padded,
     power_of_two,
+    why_not,
     window_of,
 )
 
@@ -83,14 +85,35 @@ def _launch(
     ``layer``, and λinit, ε and factor in ``numbers``.
     """
     batch, maps, queries, width = query.shape
-    heads, keys, parts = maps // 2, key.shape[2], value.shape[1] // groups
+    heads, keys, parts = maps // 2, key.shape[2], value.shape[1] // max(1, groups)
     value_width = parts * value.shape[-1]
     *vectors, weight = layer
     initial, eps, factor = numbers
+    if (
+        groups < 1
+        or value_width < 1
+        or width < 1
+        or maps < 2
+        or maps % (2 * groups)
+        or key.shape not in ((batch, groups, keys, width), (batch, 2 * groups, keys, width))
+        or value.shape not in ((batch, groups, keys, value_width), (batch, 2 * groups, keys, value_width // 2))
+    ):
+        given = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
+        raise ValueError(f"query, key and value of {given} do not fit together for {groups} value heads")
+    check_alike(query, key, value)
+    if (reason := why_not(query, value_width)) is not None:
+        raise ValueError(reason)
+    check_real(lam, mask, query)
+    for part in (t for t in layer if t is not None):
+        if not part.is_floating_point() or part.device != query.device or not part.is_contiguous():
+            raise ValueError(f"λ vectors and the norm's weight must be real, contiguous and on {query.device}")
     lam_strides = _strides("lam", lam, (batch, heads, queries))
     mask_strides = _strides("mask", mask, (batch, heads, queries, keys))
     if weight is not None and [t.numel() for t in layer if t is not None] != [width] * 4 + [value_width]:
         raise ValueError(f"the λ vectors must have {width} numbers each and the norm's weight {value_width}")
+    out = _empty_output(query, value, groups)
+    if not out.numel() or not keys:
+        return out.zero_()
     query, key, value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
     if mask is not None:
         mask = mask.view(torch.uint8)
@@ -103,7 +126,6 @@ def _launch(
     spans = count_blocks(keys, span)
     lines = batch * groups * spans * 2 * rows
     sums = torch.empty(lines * (value_width + 2), dtype=torch.float32, device=query.device)
-    out = _empty_output(query, value, groups)
     constants: dict[str, Any] = {
         "WIDTH": width, "VALUE_WIDTH": value_width, "BLOCK_D": widths[0], "BLOCK_DV": widths[1], "ROWS": rows,
         "OF_LAYER": lam is None,

@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from antiphase.ops.dispatch import is_watched, operator
-from antiphase.ops.shapes import Shapes, check_tensors
+from antiphase.ops.shapes import Shapes, check_real, check_tensors
 from antiphase.ops.triton.backward import deltas_kernel, keys_kernel, queries_kernel
 from antiphase.ops.triton.forward import forward_kernel
 
@@ -193,6 +193,10 @@ class _Call:
     ) -> None:  # fmt: skip
         self.shape: Shapes = check_tensors(query, key, value)
         shape = self.shape
+        if (reason := why_not(query, shape.value_width)) is not None:
+            raise ValueError(reason)
+        check_real(lam, mask, query)
+        _check_edges(query_edges, key_edges, mask, query)
         self.query, self.key, self.value = (t if t.stride(-1) == 1 else t.contiguous() for t in (query, key, value))
         self.lam = lam.expand(shape.batch, shape.heads, shape.queries)
         self.mask = None
@@ -222,6 +226,23 @@ class _Call:
         widths = self.constants["BLOCK_D"], self.constants["BLOCK_DV"]
         major = major_capability(self.query.device)
         return blocks_of(kernel, *widths, self.query.dtype, major, has_mask=self.mask is not None)
+
+
+def _check_edges(query_edges: Tensor | None, key_edges: Tensor | None, mask: Tensor | None, query: Tensor) -> None:
+    """The form of edges; their numbers are on the GPU, where kernels read nothing beyond the tensors.
+
+    Raises:
+        ValueError: they do not describe packed sequences.
+    """
+    if query_edges is None and key_edges is None:
+        return
+    if query_edges is None or key_edges is None or mask is not None or len(query) != 1:
+        raise ValueError("packed sequences need a batch of 1 and edges of queries and of keys, and take no mask")
+    if query_edges.shape != key_edges.shape or query_edges.dim() != 1 or len(query_edges) < 2 or any(
+        edges.dtype != torch.int32 or edges.device != query.device or not edges.is_contiguous()
+        for edges in (query_edges, key_edges)
+    ):  # fmt: skip
+        raise ValueError("edges must be int32 (sequences + 1,), as many of keys as of queries, and contiguous")
 
 
 def window_of(sliding_window: int, keys: int) -> int:
@@ -332,7 +353,16 @@ def attend_backward(
     """Gradients of query, key, value and lam, in their shapes and dtypes, for the cotangent ``grad`` (B, H, N, dv)."""
     call = _Call(query, key, value, lam, mask, query_edges, key_edges, is_causal, sliding_window)
     shape = call.shape
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    rows = (shape.batch, shape.heads, shape.queries)
+    results = ((grad, query.dtype), (out, query.dtype), (second, torch.float32))
+    if (
+        any(t.shape != (*rows, shape.value_width) or t.dtype != dtype for t, dtype in results)
+        or logsumexp.shape != (*rows[:2], 2, rows[2]) or logsumexp.dtype != torch.float32
+        or any(t.device != query.device for t in (grad, out, second, logsumexp))
+    ):  # fmt: skip
+        raise ValueError("the gradient and what forward saved do not fit the query, key and value")
+    grad, out, second = (t if t.stride(-1) == 1 else t.contiguous() for t in (grad, out, second))
+    logsumexp = logsumexp.contiguous()
     deltas = torch.empty_like(logsumexp)
     with torch.cuda.device_of(query):
         if out.numel():

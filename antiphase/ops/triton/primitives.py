@@ -48,11 +48,11 @@ def store_rows(base, stride, rows, length, tile, BLOCK: tl.constexpr, WIDTH: tl.
 
 @triton.jit
 def extent(edges, index, length, PACKED: tl.constexpr):
-    """First row and number of rows of a sequence, either the whole tensor or between two edges."""
+    """First row and number of rows of a sequence, either the whole tensor or between two edges, which lie within it."""
     start = 0
     if PACKED:
-        start = tl.load(edges + index)
-        length = tl.load(edges + index + 1) - start
+        start = tl.minimum(tl.maximum(tl.load(edges + index), 0), length)
+        length = tl.minimum(tl.maximum(tl.load(edges + index + 1), start), length) - start
         start = start.to(tl.int64)
     return start, length
 
