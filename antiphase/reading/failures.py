@@ -44,16 +44,21 @@ def asking_hub(name: str, flag: str) -> Iterator[None]:
 
 
 @contextmanager
-def loading(failure: str) -> Iterator[None]:
-    """What a library says of a checkpoint that it cannot read, as an input error that begins with ``failure``."""
+def loading(failure: str, remedy: str = "") -> Iterator[None]:
+    """What a library says of a file that it cannot read, as an input error: ``failure``, the reason, ``remedy``."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # the Rust side of tokenizers raises Exception itself
-        if not (isinstance(error, IMPOSSIBLE) or type(error) is Exception or is_lack_of_memory(error)):
+    except BaseException as error:
+        if not (isinstance(error, IMPOSSIBLE) or is_of_tokenizers(error) or is_lack_of_memory(error)):
             raise
-        raise InputError(f"{failure} ({first_line(error)})") from error
+        raise InputError(f"{failure} ({first_line(error)}){remedy}") from error
+
+
+def is_of_tokenizers(error: BaseException) -> bool:
+    """Whether the Rust side of tokenizers raised this: Exception itself, or a panic, which is no Exception."""
+    return type(error) is Exception or type(error).__name__ == "PanicException"
 
 
 def first_line(error: object) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from antiphase.errors import InputError
-from antiphase.reading.failures import IMPOSSIBLE, first_line, loading
+from antiphase.errors import InputError, shown
+from antiphase.reading.failures import loading
+from antiphase.reading.files import read_json
 from antiphase.reading.folders import check_files, is_local
 from antiphase.reading.gguf import (
     check_merges,
@@ -21,6 +22,11 @@ from antiphase.reading.gguf import (
     read_header,
     split_digits,
 )
+
+PROBE = "A word, 42 más;\n\t中文 😀"
+"""What every tokenizer is tried on: letters of two scripts, digits, signs, white space, a character of four bytes."""
+LARGEST = 1 << 24
+"""Largest number of tokens, or of places in a text, that a tokenizer's files may name."""
 
 
 def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTrainedTokenizerBase:
@@ -39,20 +45,49 @@ def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTra
         raise InputError(f"{flag} {name_or_path}: there is no such folder; check the path")
     if local:
         check_files(path, flag)
-    try:
+        _check_numbers(path, flag)
+    where = "this folder" if local else "the Hugging Face Hub"
+    remedy = "; give a folder with tokenizer.json or a Hub name"
+    with loading(f"{flag} {name_or_path}: no tokenizer could be loaded from {where}", remedy):
         tokenizer = AutoTokenizer.from_pretrained(str(path) if local else name_or_path, trust_remote_code=False)
         if not isinstance(tokenizer.model_max_length, int | float):
             raise TypeError(f"model_max_length must be a number, got {tokenizer.model_max_length!r}")
-    except Exception as error:
-        # The Rust side of tokenizers raises Exception itself for a tokenizer.json that it does not understand
-        if not (isinstance(error, IMPOSSIBLE) or type(error) is Exception):
-            raise
-        where = "this folder" if local else "the Hugging Face Hub"
-        raise InputError(
-            f"{flag} {name_or_path}: no tokenizer could be loaded from {where} ({first_line(error)}); give "
-            "a folder with tokenizer.json or a Hub name"
-        ) from error
+    _try_out(tokenizer, f"{flag} {name_or_path}")
     return cast(PreTrainedTokenizerBase, tokenizer)
+
+
+def _check_numbers(folder: Path, flag: str) -> None:
+    """Compare numbers with those of real tokenizers, before a class makes as many tokens, or pads to that length.
+
+    Raises:
+        InputError: one is larger than any vocabulary and any text.
+    """
+    remedy = "save the tokenizer once more"
+    for file, section in (("tokenizer_config.json", None), ("tokenizer.json", "padding")):
+        if not (folder / file).is_file():
+            continue
+        found = read_json(folder / file, flag, remedy)
+        waiting: list[tuple[str, Any]] = list((found if section is None else {section: found.get(section)}).items())
+        while waiting:  # without recursion, which a file can exhaust
+            name, value = waiting.pop()
+            if isinstance(value, dict):
+                waiting += value.items()
+            elif isinstance(value, int | float) and value > LARGEST and name != "model_max_length":
+                raise InputError(
+                    f"{flag} {folder / file}: {name} must be at most {LARGEST}, got {shown(value)}; {remedy}"
+                )
+
+
+def _try_out(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
+    """Encode and decode a text: some tokenizers load and then fail on any text, or on one of other words.
+
+    Raises:
+        InputError: it cannot be encoded.
+    """
+    remedy = "; give a tokenizer that takes any text, with an unknown token where its words do not cover all of them"
+    with loading(f"{place}: its tokenizer cannot encode a text", remedy):
+        for special in (False, True):
+            tokenizer.decode(tokenizer(PROBE, add_special_tokens=special)["input_ids"])
 
 
 def _gguf_tokenizer(name: str, flag: str) -> PreTrainedTokenizerBase:
@@ -66,6 +101,7 @@ def _gguf_tokenizer(name: str, flag: str) -> PreTrainedTokenizerBase:
         tokenizer = kind.from_pretrained(**gguf_place(name))
     check_space(tokenizer, header, f"{flag} {name}")
     split_digits(tokenizer, header)
+    _try_out(tokenizer, f"{flag} {name}")
     return cast(PreTrainedTokenizerBase, tokenizer)
 
 
