@@ -121,14 +121,14 @@ def crossings(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[str, int, int], dict[int, Mapping[str, Any]]] = {}
     for cell in cells:
         if cell["depth"] is None:
-            for over, at in (("needles", "length"), ("length", "needles")):
-                groups.setdefault((over, cell[at], cell["queries"]), {})[cell[over]] = cell
+            for over, stays in (("needles", "length"), ("length", "needles")):
+                groups.setdefault((over, cell[stays], cell["queries"]), {})[cell[over]] = cell
     found = []
     for (over, at, queries), members in sorted(groups.items(), key=lambda item: (item[0][0] == "length", *item[0][1:])):
         if len(members) < LEAST_SIZES:
             continue
         sizes = sorted(members)
-        right, trials = ([members[size][name] for size in sizes] for name in ("correct", "samples"))
+        right, trials = ([members[size][what] for size in sizes] for what in ("correct", "samples"))
         fitted = crossed(sizes, right, trials)
         found.append(
             {
