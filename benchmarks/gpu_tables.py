@@ -173,7 +173,7 @@ def pairs() -> list[list[str]]:
         for arm, name in arms.items():
             found.append([f"{words}, {name}", *(f"{value:.3f}" for value in values[arm]), f"{fmean(values[arm]):.3f}"])
         differences = [two - one for one, two in zip(*values.values(), strict=True)]
-        blocks = Blocks.of(_pair_losses() if words == "held-out loss" else values)
+        blocks = Blocks.of(values)
         found.append(["V1 minus softmax", *(f"{value:+.3f}" for value in differences),
                       _difference(blocks, "differential", "softmax", "95 %: ")])  # fmt: skip
     return found

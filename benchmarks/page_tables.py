@@ -12,7 +12,6 @@ import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,10 +32,7 @@ import suites_tables
 from operator_tables import RATIO_HEAD, SHORT
 
 from antiphase.baselines.commands.classify import ClassifierMean, Classify
-from antiphase.baselines.commands.classify.measure import summaries
-from antiphase.baselines.commands.translate import Translate
 from antiphase.baselines.commands.translate import tables as translation
-from antiphase.baselines.commands.translate.measure import summaries as translators
 from antiphase.baselines.studies.dependency.presentation import accuracies
 from antiphase.baselines.studies.gradients.presentation import gradient_ratios
 from antiphase.baselines.studies.throughput.presentation import speed_ratios
@@ -45,6 +41,7 @@ from antiphase.report.benchmarks import conditions, ratio_text
 from antiphase.report.tables import Table
 from antiphase.studies.compare.shown import shown
 from antiphase.studies.compare.tables import headline
+from antiphase.studies.reproduce.presentation import claims, published
 from antiphase.studies.tune import Tune
 from antiphase.studies.tune.presentation import end_of, threshold_of
 
@@ -234,15 +231,6 @@ def _split(found: Classify) -> str:
     return found.data.split
 
 
-def _drawn_from(found: Classify) -> int | None:
-    """The rows of which each seed held out its own; None if all were tested on the same."""
-    assert found.data is not None, "the record of a whole classification"
-    if found.data.split != "held-out tenth":
-        return None
-    assert found.data.train is not None, "rows that were split"
-    return found.data.train.rows
-
-
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f}"
 
@@ -252,9 +240,7 @@ def classifiers() -> list[list[str]]:
     names = {name: ROOT / f"docs/records/classify-{name.lower()}.json" for name in PUBLISHED}
     records = {name: Record.load(path) for name, path in names.items() if path.is_file()}
     results = {name: Classify.of(found) for name, found in records.items()}
-    rows = {
-        name: {row.model: row for row in summaries(found.runs, _drawn_from(found))} for name, found in results.items()
-    }  # recomputed from the counts of runs, so that intervals of older records cover the test rows too
+    rows = {name: {row.model: row for row in found.models} for name, found in results.items()}
     found = [["test accuracy, %", *records]]
     found.append(["*Kim's CNN-rand as published*", *(PUBLISHED[name] for name in records)])
     for model in dict.fromkeys(model for by_model in rows.values() for model in by_model):
@@ -268,11 +254,8 @@ def classifiers() -> list[list[str]]:
 
 
 def translated() -> list[list[str]]:
-    """Scores of every translator; intervals are recomputed from the runs, and cover the test sentences too."""
-    found = Translate.of(record("translate"))
-    table = translation.models(replace(found, models=translators(found.runs)).record())
-    assert table is not None
-    return [[column.name for column in table.columns], *table.text()]
+    """Scores of every translator."""
+    return of_report("translate", translation.models)
 
 
 def kernels() -> list[list[str]]:
@@ -438,8 +421,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "demo-learning-rates": lambda: learning_rates("demo-learning-rate"),
     "tiny-learning-rates-today": lambda: learning_rates("reproduce-tiny-rates"),
     "tiny-learning-rates-longer": lambda: learning_rates("reproduce-tiny-longer"),
-    "claims": reproduction_tables.claims,
-    "claims-beside": reproduction_tables.published,
+    "claims": lambda: of_report("reproduce/reproduce", claims),
+    "claims-beside": lambda: of_report("reproduce/reproduce", published),
     "pairs-by-seed": reproduction_tables.pairs_by_seed,
     **evidence_tables.TABLES,
     **programme.on_pages(),

@@ -173,7 +173,7 @@ def heads_alone() -> Rows:
         before = list(splits.values())[: len(splits) - 1]
         repeats = ["–" if other >= place else f"{statistics.correlation(values, [one[head] for head in changes]):.2f}"
                    for other, one in enumerate(before)]  # fmt: skip
-        table.append([seed, str(len(values)), f"{gain / len(values):.0%} [{100 * low:.0f} to {100 * high:.0f}]",
+        table.append([seed, str(len(values)), f"{100 * gain / len(values):.0f} % [{100 * low:.0f} to {100 * high:.0f}]",
                       f"{statistics.fmean(values):+.5f} [{ends[0]:+.5f} to {ends[1]:+.5f}]", *repeats])  # fmt: skip
     return table
 

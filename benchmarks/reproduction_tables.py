@@ -3,38 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
-from antiphase.records import Record, finite
-from antiphase.report.tables import Table
-from antiphase.studies.reproduce import Reproduction, presentation
-from antiphase.studies.reproduce.judging import judge_all
-from antiphase.studies.reproduce.readings import Found
+from antiphase.records import Record
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs/records/reproduce"
-
-
-def claims() -> list[list[str]]:
-    """The claims with their differences and verdicts."""
-    return _judged_again(presentation.claims)
-
-
-def published() -> list[list[str]]:
-    """What each claim is based on, beside the paper's numbers."""
-    return _judged_again(presentation.published)
-
-
-def _judged_again(make: Callable[[Record], Table | None]) -> list[list[str]]:
-    """A table of the reproduction, its claims judged anew from the records of its parts."""
-    whole = _record("reproduce")
-    parts = {part: [_record(name) for name in names] for part, names in whole.values["parts"].items()}
-    missing = {one.part: one.reason for one in Reproduction.of(whole).claims if one.part not in parts}
-    judged = judge_all(Found.of(parts), missing)
-    made = make(replace(whole, values={**whole.values, "claims": finite([one.describe() for one in judged])}))
-    assert made is not None, "claims"
-    return [[column.name for column in made.columns], *made.text()]
 
 
 def pairs_by_seed() -> list[list[str]]:

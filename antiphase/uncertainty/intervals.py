@@ -29,10 +29,11 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
 def share_interval(shares: Sequence[float], samples: int) -> tuple[float, float]:
     """Interval of the mean of shares, one for each seed: Student's over seeds, within 0 and 1.
 
-    With one seed it is Wilson's, over its samples.
+    With one seed, or seeds that are all equal (as at 0 and 1), which say nothing of a spread, it is Wilson's over the
+    samples of one.
     """
     found = mean_interval(shares)
-    if found is None:
+    if found is None or found[0] == found[1]:
         return wilson_interval(round(shares[0] * samples), samples)
     return max(0.0, found[0]), min(1.0, found[1])
 

@@ -1,4 +1,4 @@
-"""Models that learned or did not, old words and old intervals: what page and terminal show of records, old ones too."""
+"""Models that learned or did not: what page and terminal show of records, of older ones by today's rules."""
 
 import io
 import re
@@ -23,14 +23,17 @@ from antiphase.studies.tune.presentation import end_of, threshold_of
 ROOT = Path(__file__).parents[2]
 RECORDS = ROOT / "docs" / "records"
 OLDER = Path(__file__).parent / "older"
-"""Records of a reproduction before Holm's correction and today's words, without most of their rows."""
+"""Records of older versions, without most of their rows."""
 
 
 def demo():
-    """An older record: its sentences have an interval from -158 to 103 points."""
+    """A record as older versions wrote it: a mean of models that learned and models that did not, with an interval."""
     record = Record.load(RECORDS / "demo-start-0.02.json")
-    assert "-158.0 to 103.4" in str(record.values["comparison"])
-    assert "learned" not in record.values["comparison"][0]
+    entry = record.values["comparison"][0]
+    del entry["learned"]
+    entry["differences"]["differential"] |= {"mean": -0.273, "interval": [-1.5814, 1.034]}
+    entry["sentence"] = "First-query accuracy: differential is behind (95 % interval -158.0 to 103.4)."
+    record.values["verdict"] = "held-out loss, differential: contradicted"
     return record
 
 
@@ -76,16 +79,16 @@ def test_numbers_in_full_have_no_mean_over_two_kinds_of_models():
             assert cells["Unit"] == "points"
             assert float(cells["Largest"]) > 90  # no share
             assert (cells["Mean"], cells["Mean paired difference"], cells["95 % interval"]) == ("–", "–", "–")
-    assert "An older record: intervals cover seeds alone" in table.note
 
 
-def test_an_older_verdict_is_shown_in_todays_words():
+def test_an_older_verdict_is_not_shown_where_nothing_was_written_down_before():
     record = Record.load(OLDER / "compare.json")
     assert "contradicted" in record.values["verdict"]
     output = io.StringIO()
     terminal.print_summary(record, Console(file=output, width=250))
     assert "contradicted" not in output.getvalue()
-    assert "held-out loss, differential: not seen at this scale" in output.getvalue()
+    assert "the primary contrast was not written into the folder before the runs" in output.getvalue()
+    assert "MDE 0." in output.getvalue()  # which the record does not have
 
 
 def test_models_of_one_kind_keep_their_sentences():
@@ -94,10 +97,10 @@ def test_models_of_one_kind_keep_their_sentences():
     assert sentences(record) == [entry["sentence"] for entry in entries]
 
 
-def test_an_older_record_without_a_guess_rate_is_left_as_it_is():
+def test_an_older_record_without_a_guess_rate_does_not_know_who_learned():
     record = demo()
     del record.values["guess_rate"]
-    assert "-158.0 to 103.4" in sentences(record)[0]
+    assert "is ahead of differential by 27.3 points" in sentences(record)[0]
 
 
 # ------------------------------------------------------------------------------------------ claims
@@ -107,9 +110,8 @@ def claim(**fields):
     return {
         "claim": "More found", "source": "Table 2", "paper": "1 → 2", "part": "needles", "measured": "m",
         "unit": "points", "digits": 1, "is_share": True, "lower_is_better": False, "softmax": 0.5, "differential": 0.6,
-        "difference": 0.1, "interval": [0.05, 0.15], "differences": [0.1], "seeds": 5, "floor": 0.25, "reason": "",
-        "verdict": "reproduced", "values": {}, "learned": None, "p": 0.01, "p_holm": 0.12,
-        "verdict_holm": "inconclusive",
+        "difference": 0.1, "interval": [0.05, 0.15], "detectable": 0.07, "differences": [0.1], "seeds": 5,
+        "floor": 0.25, "reason": "", "verdict": "agrees", "values": {}, "learned": None, "effect": 0.09,
         **fields,
     }  # fmt: skip
 
@@ -119,50 +121,32 @@ def cells(record, name):
     return next(row for row in table.text() if row[0].startswith(name))
 
 
-def test_a_verdict_is_shown_beside_the_one_under_holms_correction():
+def test_a_claim_stands_beside_what_could_be_seen_and_the_papers_effect():
     learned = claim(
-        claim="Learned", difference=None, interval=None, learned={"softmax": [1, 5], "differential": [3, 5]},
-        verdict="inconclusive", p=None, p_holm=None,
+        claim="Learned", difference=None, interval=None, detectable=None, effect=None, verdict="cannot tell",
+        learned={"softmax": [1, 5], "differential": [3, 5]}, reason="counts",
     )  # fmt: skip
-    config = {"registered": {"sha256": "ab", "written": "2026-01-01T00:00:00+00:00"}}
-    record = Record(kind="reproduce", values={"claims": [claim(), learned]}, seeds=[0, 1, 2, 3, 4], config=config)
+    small = claim(claim="Small", verdict="cannot tell", reason="MDE > the paper's effect")
+    config = {"claim": {"contrast": "right outputs: differential - softmax", "detectable": 0.0654}}
+    record = Record(kind="reproduce", values={"claims": [claim(), learned, small]}, seeds=[0, 1, 2], config=config)
     assert cells(record, "More found")[1:] == [
-        "50.0 → 60.0", "+10.0 [+5.0 to +15.0] points", "reproduced", "0.01", "0.12", "inconclusive",
+        "50.0 → 60.0", "+10.0 [+5.0 to +15.0] points", "5", "7.0", "+9.0", "agrees",
     ]  # fmt: skip
-    assert cells(record, "Learned")[1:] == ["learned: 1 of 5 → 3 of 5 seeds", "–", "inconclusive", "–", "–", "–"]
+    assert cells(record, "Learned")[1:] == ["learned: 1 of 5 → 3 of 5 seeds", "–", "–", "–", "–", "cannot tell"]
+    assert cells(record, "Small")[-1] == "cannot tell (MDE > the paper's effect)"
     table = reproduction.claims(record)
-    assert "not written down before" not in table.note
-    without = reproduction.claims(replace(record, config={}))
-    assert "What is claimed was not written down before the run." in without.note
+    assert "right outputs: differential - softmax, was written down before the run (MDE 0.065)" in table.note
+    assert "No claim was written" in reproduction.claims(replace(record, config={})).note
 
 
 def test_models_that_learned_or_did_not_are_drawn_as_seeds_alone():
     learned = claim(difference=None, interval=None, learned={"softmax": [1, 2], "differential": [2, 2]},
-                    differences=[0.6, -0.1], verdict="inconclusive")  # fmt: skip
-    older = {key: value for key, value in claim(differences=[0.6, -0.1]).items() if key != "values"}
-    figure = reproduction.claims_figure(Record(kind="reproduce", values={"claims": [claim(), learned, older]}))
+                    differences=[0.6, -0.1], verdict="cannot tell")  # fmt: skip
+    figure = reproduction.claims_figure(Record(kind="reproduce", values={"claims": [claim(), learned]}))
     drawn = [line for line in figure.axes[0].lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
     assert [line.get_ydata()[0] for line in drawn] == [0]
     seeds = [line for line in figure.axes[0].lines if line.get_marker() == "."]
-    assert [len(line.get_xdata()) for line in seeds] == [1, 2, 2]
-
-
-@pytest.mark.parametrize(("own_scale", "word"), [(True, "contradicted"), (False, "not seen at this scale")])
-def test_contradicted_is_a_word_for_the_claims_own_scale(own_scale, word):
-    record = Record(kind="reproduce", values={"claims": [claim(verdict="contradicted")], "own_scale": own_scale})
-    assert cells(record, "More found")[3] == word
-
-
-def test_an_older_reproduction_is_shown_in_todays_words_and_says_what_it_lacks():
-    record = Record.load(OLDER / "reproduce.json")
-    assert "contradicted" in str(record.values["claims"])
-    table = reproduction.claims(record)
-    assert "contradicted" not in str(table.text())
-    assert cells(record, "Key information")[2] == "-3.7 points; by seed -40.5, +22.0, -35.5, +64.5, -29.0"
-    assert cells(record, "Language modelling")[2:] == [
-        "+0.1056 [+0.0499 to +0.1613] nats a token", "not seen at this scale",
-    ]  # fmt: skip
-    assert "An older record: intervals cover seeds alone" in table.note
+    assert [len(line.get_xdata()) for line in seeds] == [1, 2]
 
 
 # ------------------------------------------------------------------------------------------ few tokens, few seeds

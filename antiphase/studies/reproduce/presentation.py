@@ -37,7 +37,7 @@ def claims(record: Record) -> Table | None:
         f"{asked}{'' if planned is None else f' (MDE {planned:.3f})'}; the others stand beside it. Means over n paired "
         "seeds with Student's interval; where models either learned or did not, the seeds that learned. MDE: the "
         "difference that is seen with a power of 80 %. A claim agrees where the interval excludes 0 on its side, and "
-        "disagrees where it excludes 0 on the other, or does not reach the paper's effect (the smallest of its numbers) "
+        "disagrees where it excludes 0 on the other, or does not reach the paper's effect (its smallest number) "
         "although the MDE is no larger."
     )
     return table_of("The paper's claims", columns, rows, note)
