@@ -28,7 +28,6 @@ def ablation_record(*, seeds=2, tokens=5000):
             row["loss_difference"] = difference(*[0.25, -0.125][:seeds])
             row["ar_hit_difference"], row["others_difference"] = None, difference(*[0.5, 0.25][:seeds])
         rows.append(row)
-    rows[1] |= {"claim": "lower", "verdict": "inconclusive"}
     values = {
         "rows": rows, "arms": [row["arm"] for row in rows], "left_out": {"gated": "no room <here>"},
         "slices": {"frequent": 5, "repeated": 90, "left_out": 20, "training_tokens": tokens, "hits": 700},

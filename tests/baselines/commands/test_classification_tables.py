@@ -28,7 +28,7 @@ def run(model, seed, confusion):
 
 def summary(model, **fields):
     return {
-        "model": model, "accuracy": 0.65, "interval": [0.31, 0.9], "interval_is": "Student over seeds",
+        "model": model, "accuracy": 0.65, "interval": [0.31, 0.9],
         "macro_f1": 0.5, "unseen_accuracy": 0.25, "seconds": 3.0, "parameters": 1234, "seeds": 2, "folds": 1,
         "development_accuracy": 0.75, "difference": None, "difference_interval": None, **fields,
     }  # fmt: skip
@@ -95,11 +95,6 @@ def test_cells_without_a_model_are_empty(record):
     found = [axes for axes in figures.confusions(record).axes if axes.get_label() != "<colorbar>"]
     assert [bool(axes.images) for axes in found] == [axes.axison for axes in found]
     assert sum(axes.axison for axes in found) == 4
-
-
-def test_a_note_names_every_kind_of_interval(record):
-    record.values["models"][1]["interval_is"] = "the samples' own"
-    assert "interval: Student over seeds, the samples' own." in tables.models(record).note
 
 
 def test_page_has_everything_and_escapes_labels(record, tmp_path):

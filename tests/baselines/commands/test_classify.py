@@ -8,12 +8,14 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from antiphase.baselines.classifiers import CLASSIFIERS, chosen_classifiers
-from antiphase.baselines.commands.classify import ClassifySettings
+from antiphase.baselines.commands.classify import ClassifierRun, ClassifySettings
 from antiphase.baselines.commands.classify import measure as study
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.html import write_report
-from antiphase.uncertainty.seeds import Sample, seeds_interval
+from antiphase.typed import build
+from antiphase.uncertainty.blocks import Blocks
+from antiphase.uncertainty.intervals import wilson_interval
 from support.models import save
 from support.records import values
 
@@ -73,10 +75,7 @@ def test_an_official_split_and_what_is_written(antiphase, tmp_path):
         assert one["development"]["samples"] in (6, 7)
     (model,) = tree["values"]["models"]
     assert model["accuracy"] == pytest.approx(sum(one["test_accuracy"] for one in runs) / 2)
-    accuracies = [one["test_accuracy"] for one in runs]
-    expected = seeds_interval(accuracies, Sample.of_counts(accuracies, 20, shared=True))
-    assert model["interval_is"] == f"over seeds and sample ({expected.basis.method})"
-    assert model["interval"] == pytest.approx([max(0.0, expected.low), min(1.0, expected.high)])
+    assert model["interval"] == list(wilson_interval(round(20 * model["accuracy"]), 20))
     assert "Test accuracy" in out
     page = (tmp_path / "r" / "report.html").read_text()
     assert "Runs of classifiers" in page
@@ -117,6 +116,31 @@ def test_predict_agrees_with_the_record(antiphase, tmp_path):
     assert antiphase("predict r --text", [""])[0] == 0
 
 
+def classifier_run(model, seed, right):
+    """A run that tests twenty rows, ten of each label."""
+    wrong = 20 - right
+    score = {"samples": 20, "correct": right, "accuracy": right / 20, "macro_f1": None, "confusion": []}
+    return build(ClassifierRun, {
+        "model": model, "seed": seed, "fold": None, "test_accuracy": right / 20, "macro_f1": None, "samples": 20,
+        "correct": right, "confusion": [[10, 0], [wrong, 10 - wrong]], "unseen": score, "training_samples": 80,
+        "development": {"samples": 5, "accuracy": 0.5, "loss": 1.0}, "best_epoch": 1, "epochs": 1, "curve": [], "parameters": 9,
+        "vocabulary": 9, "words_with_vectors": None, "seconds": 1.0, "folder": "f",
+    }, strict=False)  # fmt: skip
+
+
+def test_seeds_that_hold_out_their_own_rows_test_more_and_models_are_compared_in_blocks():
+    """Of 100 rows, each of three seeds tests another twenty."""
+    right = {"cnn": [16, 17, 15], "rnn": [10, 12, 11], "lstm": [9, 12, 9]}
+    runs = [classifier_run(name, seed, count) for name, own in right.items() for seed, count in enumerate(own)]
+    cnn, rnn, _ = study.summaries(runs, drawn_from=100)
+    assert cnn.interval == list(wilson_interval(48, 60))
+    assert study.summaries(runs, drawn_from=50)[0].interval == list(wilson_interval(40, 50))
+    assert study.summaries(runs)[0].interval == list(wilson_interval(16, 20))
+    blocks = Blocks.of({name: [count / 20 for count in own] for name, own in right.items()})
+    assert (cnn.difference, cnn.difference_interval) == (None, None)
+    assert rnn.difference_interval == pytest.approx(blocks.difference("rnn", "cnn").interval())
+
+
 def test_folds_test_every_row_once(antiphase, tmp_path):
     assert antiphase(f"classify --train train.txt --model rnn --folds 3 {SMALL} --output r")[0] == 0
     found = values(tmp_path / "r")
@@ -126,7 +150,7 @@ def test_folds_test_every_row_once(antiphase, tmp_path):
     (model,) = found["models"]
     assert model["accuracy"] == pytest.approx(pooled)
     assert model["interval"][0] <= pooled <= model["interval"][1]
-    assert model["interval_is"] == "Wilson over samples"
+    assert model["interval"] == list(wilson_interval(round(61 * pooled), 61))
 
 
 def test_models_of_a_seed_share_its_split_and_another_seed_has_another(antiphase, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ def record_of(*, aligned=True):
     }  # fmt: skip
     parts = {"mean_of_heads": 0.75, "best_head": 0.5, "chance": 0.1, "same_place": 0.2}
     summary = {
-        "model": "<b>", "loss": 1.25, "token_accuracy": 0.5, "interval_is": "Wilson over sentences",
+        "model": "<b>", "loss": 1.25, "token_accuracy": 0.5,
         "seeds": 1, "ended": 0.875, "parameters": 99, "seconds": 3.0,
         **(parts if aligned else dict.fromkeys(parts)),
     }  # fmt: skip

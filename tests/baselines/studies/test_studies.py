@@ -55,7 +55,7 @@ def test_dependency_writes_every_distance_before_and_after_training(antiphase, t
                if all(one[key] == row[key] for key in ("model", "trained", "distance"))]  # fmt: skip
         assert row["accuracy"] == pytest.approx(sum(own) / 2)
         assert row["held_out"] == (row["distance"] in (6, 20))
-        assert row["interval_is"] == "over seeds and sentences"
+        assert row["interval_is"] == "over seeds"
     assert "Accuracy by dependency length" in out
     assert "6*" in out
     assert "data:image/svg+xml" in (tmp_path / "r" / "report.html").read_text()
