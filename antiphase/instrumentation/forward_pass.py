@@ -133,7 +133,7 @@ class _Followed:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         twin = object.__new__(type(self))
         vars(twin).update(copy.deepcopy(vars(self), memo))
-        _FOLLOWED.add(twin)  # type: ignore[arg-type]  # it is a cache
+        _FOLLOWED.add(twin)
         return twin
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

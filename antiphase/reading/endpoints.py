@@ -90,8 +90,8 @@ class ChatEndpoint:
             }  # fmt: skip
             request = urllib.request.Request(self.url, json.dumps(content).encode(), self._headers)
             wait = self.pause * 2**attempt
+            ends = time.monotonic() + self.timeout
             try:
-                ends = time.monotonic() + self.timeout
                 with self._opener.open(request, timeout=self.timeout) as reply:
                     return self._without_key(_content(_whole(reply, ends))), ""
             except urllib.error.HTTPError as error:
