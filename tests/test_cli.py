@@ -289,7 +289,7 @@ def test_run_and_all_that_reads_it(antiphase, refused, tmp_path, tiny):
     refused(only, "probe out --data words.txt --length 20 --output new")
     refused("holds a run|is not empty", "evaluate needles out --output out")
     for flag in ("--needles", "--queries"):
-        refused(f"{flag} takes one number for allocation", f"evaluate allocation out --output new {flag} 1,2")
+        refused(f"{flag} takes one number", f"evaluate allocation out --output new {flag} 1,2")
 
 
 def test_a_training_that_diverges_is_exit_code_3_and_one_sentence(antiphase, tmp_path, tiny):
@@ -447,6 +447,7 @@ def test_a_finished_run_is_extended(antiphase, refused, tmp_path, tiny):
 @pytest.mark.parametrize(("measurement", "words"), [
     ("needles", "llama --data book.txt --length 150 --needles 2 --depths 0"),
     ("allocation", "llama --data book.txt --length 150 --needles 2 --depths 0"),
+    ("noise", "llama --data book.txt --length 150 --needles 2 --times 1 --resamples 2"),
     ("many-shot", "llama --task task.yaml --shots 1,2 --orders 2"),
     ("long-context", "llama --data book.txt --length 48"), ("perplexity", "llama --data book.txt --length 48"),
     ("outliers", "llama --data book.txt --length 48"),

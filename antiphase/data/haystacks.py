@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +59,8 @@ class Context:
     """The numbers of the R cities, in the order of the question."""
     numbers: tuple[str, ...]
     """All N numbers, in the order of the text."""
+    cities: tuple[str, ...]
+    """Their cities, in the same order."""
     spans: tuple[tuple[str, int, int], ...]
     """(name in ``SPANS``, start, stop) in characters, in order and without gaps; ``first_token`` does not occur."""
 
@@ -157,7 +159,7 @@ class Haystack:
         found: tuple[int, Context] | None = None  # tokens by which it falls short, and the context
         for _ in range(MOST_ATTEMPTS):
             last = ends[room - 1] if room else first
-            context = self._assembled(first, last, needles, numbers, depths, asked, cell.queries)
+            context = self._assembled(first, last, cities, numbers, depths, asked, cell.queries)
             spare = budget - len(encode(self.tokenizer, context.text))
             if spare >= 0 and (found is None or spare < found[0]):
                 found = spare, context
@@ -173,25 +175,48 @@ class Haystack:
 
         It has ``wanted`` tokens, or at least ``needed`` if the text is too short.
         """
-        width = math.ceil(1.2 * self.density * wanted) + 64
+        for first, text in self._stretches(wanted, start):
+            ends = [first + end for _, end in offsets(self.tokenizer, text)]
+            if len(ends) >= wanted:
+                return first, ends[:wanted]
+        if len(ends) >= needed:
+            return first, ends
+        raise InputError(
+            f"the text has {len(ends)} tokens, fewer than the {needed} of filler that --length {cell.length} "
+            "needs; give more text with --data or lower --length"
+        )
+
+    def stretch(self, tokenizer: PreTrainedTokenizerBase, count: int, start: float) -> list[int]:
+        """``count`` token ids of the text, from the beginning of a sentence.
+
+        Args:
+            start: where in the text it begins, 0 to 1.
+
+        Raises:
+            InputError: the text is too short.
+        """
+        for _, text in self._stretches(count, start):
+            ids = encode(tokenizer, text)
+            if len(ids) >= count:
+                return ids[:count]
+        raise InputError(f"the text has {len(ids)} tokens, fewer than the {count} of filler; give more with --data")
+
+    def _stretches(self, tokens: int, start: float) -> Iterator[tuple[int, str]]:
+        """Pieces of the text that begin after a sentence: the first character, and the text, until all of it."""
+        width = math.ceil(1.2 * self.density * tokens) + 64
         while True:
             latest = max(0, bisect_right(self.places, max(0, len(self.text) - width)) - 1)
             first = self.places[int(start * (latest + 1))]
-            ends = [first + end for _, end in offsets(self.tokenizer, self.text[first : first + width])]
-            if len(ends) >= wanted or (width >= len(self.text) and len(ends) >= needed):
-                return first, ends[:wanted]
+            yield first, self.text[first : first + width]
             if width >= len(self.text):
-                raise InputError(
-                    f"the text has {len(ends)} tokens, fewer than the {needed} of filler that --length {cell.length} "
-                    "needs; give more text with --data or lower --length"
-                )
+                return
             width *= 2
 
     def _assembled(
         self,
         first: int,
         last: int,
-        needles: list[str],
+        cities: list[str],
         numbers: list[str],
         depths: list[float],
         asked: str,
@@ -212,20 +237,27 @@ class Haystack:
         done, order = first, sorted(chosen)
         for place, _, index in order:
             parts.append(("filler", self.text[done:place]))
-            parts.append(("answer" if index == 0 else "other_needles", needles[index]))
+            parts.append(("answer" if index == 0 else "other_needles", needle(cities[index], numbers[index])))
             done = place
         parts += [("filler", self.text[done:last]), ("question", asked)]
-        spans, at = [], 0
-        for name, text in parts:
-            if text:
-                spans.append((name, at, at + len(text)))
-            at += len(text)
+        text, spans = joined(parts)
         return Context(
-            text="".join(text for _, text in parts),
+            text=text,
             answers=tuple(numbers[:queries]),
             numbers=tuple(numbers[index] for _, _, index in order),
-            spans=tuple(spans),
+            cities=tuple(cities[index] for _, _, index in order),
+            spans=spans,
         )
+
+
+def joined(parts: Sequence[tuple[str, str]]) -> tuple[str, tuple[tuple[str, int, int], ...]]:
+    """The text of a context from (name of the span, text), and its spans; empty parts have none."""
+    spans, at = [], 0
+    for name, text in parts:
+        if text:
+            spans.append((name, at, at + len(text)))
+        at += len(text)
+    return "".join(text for _, text in parts), tuple(spans)
 
 
 def output_tokens(tokenizer: PreTrainedTokenizerBase, queries: int) -> int:

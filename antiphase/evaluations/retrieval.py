@@ -1,4 +1,4 @@
-"""Runs several models on the same contexts, cell by cell, for the measurements of needles and of allocation.
+"""Runs several models on the same contexts, cell by cell, for the measurements of needles, allocation and noise.
 
 A model of the synthetic task reads its own sequences; all others read numbers of cities in plain text.
 """
@@ -81,11 +81,16 @@ class CellRows:
 class CellMeasurement:
     """The measurement of a cell, and the result of all cells."""
 
-    of_texts: Callable[[LoadedModel, Cell, Sequence[Context]], list[Row]]
+    of_texts: Callable[[LoadedModel, Cell, Sequence[Context], Haystack], list[Row]]
+    """Also takes the corpus from which the contexts were cut."""
     of_symbols: Callable[[LoadedModel, Cell, RetrievalTask, ContextSettings], list[Row]]
     result: Callable[[CellRows], Result]
     untrained_at_depths: bool
     """Whether untrained models are also measured at fixed depths, not only at random ones."""
+    longest: Callable[[PreTrainedModel], int | None] = context_length
+    """The largest number of tokens that a model is given."""
+    check: Callable[[LoadedModel, str], None] = lambda loaded, flag: None
+    """Refuses a model, named by a flag, before anything is measured."""
 
     def reads(self, cell: Cell, *, trained: bool) -> bool:
         """Whether a model is measured in this cell."""
@@ -137,7 +142,7 @@ def measure_in_text(
     for trained in (True, False):
         read = [cell for cell in cells if measuring.reads(cell, trained=trained)]
         own = loaded if trained else replace(loaded, model=untrained(model, seed))
-        rows[arm, trained] = [row for cell in read for row in measuring.of_texts(own, cell, contexts[cell])]
+        rows[arm, trained] = [row for cell in read for row in measuring.of_texts(own, cell, contexts[cell], haystack)]
     return measuring.result(CellRows([loaded.name], "text", cells[0].guess_rate, rows))
 
 
@@ -167,9 +172,10 @@ def evaluate_on_contexts(
         embedded = first.settings is not None and first.settings.data.source == "synthetic"
         experiment = (Symbols if embedded else Texts)(settings, measuring, first, output, say)
         if not journal.known:  # before anything is measured
-            experiment.check(first, "MODEL")
-            for index in range(1, len(settings.names)):
-                experiment.check(_loaded(settings, index), "--against")
+            for index in range(len(settings.names)):
+                loaded, flag = (_loaded(settings, index), "--against") if index else (first, "MODEL")
+                experiment.check(loaded, flag)
+                measuring.check(loaded, flag)
         journal.begin()
         rows = _measured(settings, first, experiment, journal, say, report)
         found = CellRows(settings.names, experiment.task, experiment.guess_rate, rows)
@@ -246,13 +252,14 @@ class Texts:
         own = first.settings.data if first.settings else None
         usual = own.sequence_length if own else min(FOREIGN_LENGTH, context_length(first.model) or FOREIGN_LENGTH)
         needles = settings.needles or [own.needles if own else NEEDLES]
-        cells = cells_of(needles, settings.queries or [1], settings.lengths or [usual], settings.depths)
-        _check_lengths(settings.lengths, first)
+        lengths = settings.lengths_from(usual)
+        cells = cells_of(needles, settings.queries or [1], lengths, settings.depths)
+        _check_lengths(lengths, first, measuring)
         say("cutting contexts from the text")
         digits = digits_of(one_token=own is not None and own.one_token_numbers)
-        haystack = Haystack(self._texts(output, say), first.tokenizer, digits=digits)
+        self.haystack = Haystack(self._texts(output, say), first.tokenizer, digits=digits)
         self.cells: dict[Cell, list[Context]] = {
-            cell: haystack.contexts(cell, settings.samples, seed=settings.seed) for cell in cells
+            cell: self.haystack.contexts(cell, settings.samples, seed=settings.seed) for cell in cells
         }
         self.guess_rate = cells[0].guess_rate
 
@@ -272,7 +279,8 @@ class Texts:
         if loaded.settings is not None and loaded.settings.data.source == "synthetic":
             raise InputError(f"{flag} {loaded.name} has only the vocabulary of the synthetic task, and this is text")
         for contexts in self.cells.values():
-            prompts_of(loaded.model, loaded.tokenizer, contexts, f"{flag} {loaded.name}", chat=loaded.chat)
+            name, limit = f"{flag} {loaded.name}", self.measuring.longest
+            prompts_of(loaded.model, loaded.tokenizer, contexts, name, chat=loaded.chat, limit=limit)
 
     def asked(self, *, trained: bool) -> list[Cell]:
         """The cells in which a model is measured."""
@@ -281,7 +289,7 @@ class Texts:
     def rows(self, loaded: LoadedModel, cell: Cell) -> list[Row]:
         """The rows of one cell."""
         with refused_by_model(loaded.name):
-            return self.measuring.of_texts(loaded, cell, self.cells[cell])
+            return self.measuring.of_texts(loaded, cell, self.cells[cell], self.haystack)
 
 
 class Symbols:
@@ -294,8 +302,9 @@ class Symbols:
     ) -> None:
         self.settings, self.measuring, self.first = settings, measuring, first
         data = data_for(first, settings, output, say)
-        tasks = tasks_of(data.task, needles=settings.needles, queries=settings.queries, lengths=settings.lengths)
-        _check_lengths([task.sequence_length for task in tasks], first)
+        lengths = settings.lengths_from(data.settings.sequence_length)
+        tasks = tasks_of(data.task, needles=settings.needles, queries=settings.queries, lengths=lengths)
+        _check_lengths(lengths, first, measuring)
         for task in tasks:
             check_task(task)
         self.cells: dict[Cell, RetrievalTask] = {
@@ -307,7 +316,7 @@ class Symbols:
 
     def check(self, loaded: LoadedModel, flag: str) -> None:
         """Refuse a model with other tokens, or with a shorter context."""
-        _check_lengths((cell.length for cell in self.cells), loaded)
+        _check_lengths((cell.length for cell in self.cells), loaded, self.measuring)
         if loaded.tokenizer.get_vocab() != self.first.tokenizer.get_vocab():
             raise InputError(f"{flag} {loaded.name} has other words than {self.first.name}, so it cannot read them")
 
@@ -328,21 +337,23 @@ def prompts_of(
     name: str,
     *,
     chat: bool = False,
+    limit: Callable[[PreTrainedModel], int | None] = context_length,
 ) -> list[list[int]]:
     """Token ids of each context.
 
     Args:
         name: name of the model in messages.
         chat: whether a context is a message in the model's chat template, whose tokens come on top of its length.
+        limit: the largest number of tokens that a model is given.
 
     Raises:
-        InputError: a context with its output exceeds the model's context length.
+        InputError: a context with its output exceeds the limit.
     """
     prompts = [
         prompt_tokens(tokenizer, context.text, chat=True) if chat else prompt_ids(tokenizer, context)
         for context in contexts
     ]
-    longest = context_length(model)
+    longest = limit(model)
     needed = max(map(len, prompts)) + room_for(tokenizer, contexts)
     if longest is not None and needed > longest:
         raise InputError(f"{name} reads {longest} tokens, and a context with its output has {needed}; lower --length")
@@ -354,8 +365,8 @@ def room_for(tokenizer: PreTrainedTokenizerBase, contexts: Sequence[Context]) ->
     return max(output_tokens(tokenizer, len(context.answers)) for context in contexts)
 
 
-def _check_lengths(lengths: Iterable[int], first: LoadedModel) -> None:
-    longest = context_length(first.model)
+def _check_lengths(lengths: Iterable[int], first: LoadedModel, measuring: CellMeasurement) -> None:
+    longest = measuring.longest(first.model)
     for length in lengths:
         if longest is not None and length > longest:
             raise InputError(f"--length {length} is longer than the {longest} positions of {first.name}; shorten it")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.errors import InputError
-from antiphase.flags import DEVICE_MAPS, DTYPE_HELP, DTYPES, Settings, argument, flag
+from antiphase.flags import DEVICE_MAPS, DTYPE_HELP, DTYPES, Settings, argument, flag, flags_of
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Depths of the needle asked for: 0 at the start of a context, 1 at its end."""
@@ -124,6 +124,20 @@ class ContextSettings(HeldOutSettings):
     def names(self) -> list[str]:
         """Names of all models; the others are compared with the first."""
         return [self.name, *self.against]
+
+    def lengths_from(self, usual: int) -> Sequence[int]:
+        """Lengths of contexts, given the usual one of the first model."""
+        return self.lengths or [usual]
+
+    def check_single(self, *names: str) -> None:
+        """Check that fields hold one number at most.
+
+        Raises:
+            InputError: one holds several.
+        """
+        for name in names:
+            if len(listed := getattr(self, name)) > 1:
+                raise InputError(f"{flags_of(self)[name].name} takes one number, got {', '.join(map(str, listed))}")
 
     def data_sizes(self) -> Mapping[str, int]:
         """The first value of each size."""

@@ -8,18 +8,18 @@ Legend: B sequences, P last tokens, M keys, S spans of keys, K copies.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.instrumentation.calls import AttentionCall
+from antiphase.instrumentation.calls import AttentionCall, Pairing
 from antiphase.instrumentation.hooks import observed, transformed
-from antiphase.ops.shapes import statistics_dtype
+from antiphase.probing.answers import AnswerScores, answer_scores
 from antiphase.probing.rows import LayerRows, rows_at, rows_of_heads
 from antiphase.probing.stored_keys import NUMBERS_AT_ONCE, Stored, among_copies, apart, attend, is_close, output_of
 
@@ -32,6 +32,15 @@ class Contributions:
     """(B, S, hidden)."""
     whole: Tensor
     """(B, hidden): the layer's output without its biases."""
+    first: Tensor | None = None
+    """(B, S, hidden): the parts that come from the first maps of the heads; None where maps are not subtracted."""
+
+    def by_map(self) -> dict[str, Contributions]:
+        """``softmax``; or ``difference`` and its two parts ``first`` (A1 V) and ``second`` (-λ A2 V)."""
+        if self.first is None:
+            return {"softmax": self}
+        second = self.spans - self.first
+        return {"difference": self, "first": replace(self, spans=self.first), "second": replace(self, spans=second)}
 
     def shares(self) -> Tensor:
         """(B, S): ⟨span, whole⟩ / ⟨whole, whole⟩, the span's projection on the whole relative to the whole's length.
@@ -84,48 +93,58 @@ class LastTokens:
         first = {call.index: call.number for call in reversed(self.calls)}
         return [first[index] for index in range(self.layers)]
 
-    @torch.no_grad()
     def log_probabilities(self, targets: Tensor) -> Tensor:
         """Log-probability in nats of the tokens that follow the last tokens, summed per sequence: (B,) on the CPU.
 
         Args:
             targets: token ids (B, P); negative ids are skipped.
         """
-        return self._likely(_Replay(self), targets)[0]
+        return self.scores(targets).log_probability[0]
 
-    @torch.no_grad()
     def without(self, hidden: Tensor, targets: Tensor, layers: Sequence[int | None] = (None,)) -> Tensor:
         """``log_probabilities`` with keys hidden from the last tokens, in one layer after the other: (layers, B).
+
+        Args:
+            hidden, targets: as in ``scores``.
+            layers: the only layer in which they are hidden, in the order of calls; None means all at once.
+        """
+        at = [None if layer is None else [layer] for layer in layers]
+        return self.scores(targets, hidden, at).log_probability
+
+    @torch.no_grad()
+    def scores(
+        self, targets: Tensor, hidden: Tensor | None = None, layers: Sequence[Collection[int] | None] = (None,)
+    ) -> AnswerScores:
+        """Scores of the tokens that follow the last tokens, if keys are hidden from these: (copies, B).
 
         This is attention knock-out (Geva et al., 2304.14767). The weight goes to the remaining keys, in differential
         heads for both maps.
 
         Args:
-            hidden: (B, M) bool.
-            targets: as above.
-            layers: the only layer in which they are hidden, in the order of calls; None means all at once.
+            targets: token ids (B, P); negative ids are skipped.
+            hidden: (B, M) bool; None: nothing is hidden.
+            layers: for each copy the layers in which they are hidden, in the order of calls; None means all.
         """
         batch, last = self.positions.shape
         maps = max(call.query.shape[1] for call in self.calls)
         numbers = batch * last * max(maps * self.ids.shape[1], self.model.config.get_text_config().vocab_size)
         at_once = max(1, NUMBERS_AT_ONCE // numbers)
-        pieces = [layers[start : start + at_once] for start in range(0, len(layers), at_once)]
-        hidden = hidden.to(self.model.device)
-        return torch.cat([self._likely(_Replay(self, hidden, piece), targets) for piece in pieces])
-
-    def _likely(self, replay: _Replay, targets: Tensor) -> Tensor:
-        """Log-probabilities (K, B) of what follows the last tokens."""
-        logits = self._run(replay).unflatten(0, (-1, replay.copies))  # (B, K, P, vocabulary)
-        logs = logits.to(statistics_dtype(logits.dtype)).log_softmax(-1)
-        targets = targets.to(logs.device)[:, None].expand(logs.shape[:-1])
-        found = logs.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
-        return found.where(targets >= 0, 0.0).sum(-1).T.cpu()
+        hidden = None if hidden is None else hidden.to(self.model.device)
+        found = []
+        for start in range(0, len(layers), at_once):
+            replay = _Replay(self, hidden, layers[start : start + at_once])
+            logits = self._run(replay).unflatten(0, (-1, replay.copies)).transpose(0, 1)  # (K, B, P, vocabulary)
+            found.append(answer_scores(logits, targets.expand(replay.copies, -1, -1)))
+        return AnswerScores(
+            *(torch.cat([getattr(one, name) for one in found]) for name in ("log_probability", "log_odds", "is_right"))
+        )
 
     @torch.no_grad()
     def contributions(self, spans: Tensor) -> list[Contributions]:
         """Contributions of spans of keys (B, S, M; bool) to each layer's output at the first of the last tokens.
 
-        A head's output is the sum of its weights times the values, with signed weights in differential heads. The rest
+        A head's output is the sum of its weights times the values, with signed weights in differential heads, whose two
+        maps also have parts of their own. The rest
         of the layer (subtraction, gate, output projection) is linear in it, except for head norms. These are frozen:
         every part is divided by the root mean square of the actual output, so that the parts add up to it. Both
         value-weighted attention (2004.10102) and the frozen norm (2109.07152) are from Kobayashi et al.
@@ -177,7 +196,7 @@ class _Replay:
     """
 
     def __init__(
-        self, tokens: LastTokens, hidden: Tensor | None = None, layers: Sequence[int | None] = (None,)
+        self, tokens: LastTokens, hidden: Tensor | None = None, layers: Sequence[Collection[int] | None] = (None,)
     ) -> None:
         self.tokens, self.hidden, self.layers = tokens, hidden, layers
         self.calls = iter(tokens.calls)
@@ -209,7 +228,9 @@ class _Replay:
         if kept.visible is not None:
             seen = seen & kept.visible.unsqueeze(2)
         if self.hidden is not None:
-            here = torch.tensor([layer in (None, kept.index) for layer in self.layers], device=positions.device)
+            here = torch.tensor(
+                [layers is None or kept.index in layers for layers in self.layers], device=positions.device
+            )
             seen = seen & ~(self.hidden.to(here.device)[:, None, None, None] & here[:, None, None])
         seen = seen.expand(-1, -1, self.copies, -1, -1)
         is_first = torch.ones_like(positions, dtype=torch.bool)  # a repeated position is one key
@@ -241,10 +262,21 @@ class _Split(_Replay):
         if self._given is not None:
             return next(self._given)
         whole, rows = self._whole_text(call)
-        spans = self.spans.to(rows.maps.device)
-        parts = torch.stack([output_of(rows.first(), whole.values, only=span) for span in spans.unbind(1)])
+        spans, own = self.spans.to(rows.maps.device), rows.first()
+        parts = torch.stack([output_of(own, whole.values, only=span) for span in spans.unbind(1)])
+        if call.kind.pairing is not Pairing.NONE:  # then those of the first maps alone
+            parts = torch.cat([parts, self._of_first_maps(call, own, parts, whole.values)])
         self._whole.append(parts.expand(-1, -1, call.query.shape[2], -1, -1))  # of the first token; others are unused
         return output_of(rows, whole.values)
+
+    def _of_first_maps(self, call: AttentionCall, rows: LayerRows, parts: Tensor, values: Tensor) -> Tensor:
+        """The parts (S, B, 1, heads, dv) of the spans that come from the first map of each head."""
+        spans = self.spans[:, :-2].to(rows.maps.device).unbind(1)
+        if call.kind.subtracts:
+            first = replace(rows, maps=rows.maps[:, :, :1], lam=None)
+            return torch.stack([output_of(first, values, only=span) for span in spans])
+        own, others = parts[: len(spans)].chunk(2, dim=3)  # maps i and i + H, which the layer subtracts
+        return torch.cat([own, torch.zeros_like(others)], dim=3)
 
     @contextmanager
     def watching(self, module: nn.Module) -> Iterator[None]:
@@ -261,11 +293,12 @@ class _Split(_Replay):
 
     def _run_parts(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         outputs = []
-        for index in range(self.spans.shape[1]):
+        for index in range(len(self._whole[0])):
             self._given = iter([parts[index] for parts in self._whole])
             outputs.append(_first_token(module.forward(*args, **kwargs)))
         self._given, self._whole = None, []
-        *parts, nothing = outputs  # a bias is in each output
+        every = self.spans.shape[1]
+        *parts, nothing = outputs[:every]  # a bias is in each output
         whole = _first_token(output) - nothing
         spans = torch.stack(parts, dim=1) - nothing.unsqueeze(1)  # (B, S + 1, hidden)
         if not is_close(spans.sum(1), whole, spans.abs().sum(1)):
@@ -273,7 +306,10 @@ class _Split(_Replay):
                 f"{type(module).__name__} of {type(self.tokens.model).__name__} processes its heads' outputs "
                 "nonlinearly, so that parts do not add up and contributions of tokens cannot be read"
             )
-        self.found.append(Contributions(spans[:, :-1].double().cpu(), whole.double().cpu()))
+        first = None
+        if len(outputs) > every:
+            first = (torch.stack(outputs[every:], dim=1) - nothing.unsqueeze(1)).double().cpu()
+        self.found.append(Contributions(spans[:, :-1].double().cpu(), whole.double().cpu(), first))
 
     def _freeze(self, norm: nn.RMSNorm, args: tuple[Tensor], output: Tensor) -> Tensor | None:
         """Apply a norm with the scale of the actual output; ``eps`` as in ``torch.nn.RMSNorm``, ``factor`` ours."""

@@ -6,7 +6,7 @@ Weights alone do not show this: a large weight on a small value adds little, and
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,63 +24,60 @@ LAST_MAPS = ("softmax", "difference")
 
 
 def allocation_with_effects(model: PreTrainedModel, batches: Iterable[RetrievalBatch]) -> list[dict[str, Any]]:
-    """The rows of ``allocation``, with effects of the maps in ``LAST_MAPS``; batches may differ in length.
+    """The rows of ``allocation``, with effects; batches may differ in length.
 
     ``contribution`` and ``contribution_norm`` of each span: its part of the layer's output at the last token of the
-    prompt (``probing.last_tokens.Contributions``: shares, which add up to 1, and norms); layer "all" is the mean over
-    layers.
+    prompt (``probing.last_tokens.Contributions``: shares, which add up to 1, and norms), and for differential heads the
+    parts of both maps, which add up to that of their difference; layer "all" is the mean over layers.
 
-    ``knockout``: the change in the log-probability of the first answer, in nats, if its needle (``answer``) or as many
-    random filler tokens (``filler``) are hidden from the tokens that predict it, in the row's layer, or in all layers
-    at once for "all". These are means over sequences with Student's 95 % intervals; None if the batch has no answer or
-    a sequence has too little filler.
+    ``knockout``, for the maps in ``LAST_MAPS``: the change in the log-probability of the first answer, in nats, if its
+    needle (``answer``) or as many random filler tokens (``filler``) are hidden from the tokens that predict it, in the
+    row's layer, or in all layers at once for "all". These are means over sequences with Student's 95 % intervals; None
+    if the batch has no answer or a sequence has too little filler.
 
     Raises:
         ValueError: the model's attention cannot be observed.
     """
-    shares: dict[int, list[Tensor]] = defaultdict(list)
-    norms: dict[int, list[Tensor]] = defaultdict(list)
+    shares: dict[tuple[int | str, str], list[Tensor]] = defaultdict(list)
+    norms: dict[tuple[int | str, str], list[Tensor]] = defaultdict(list)
     changes: dict[tuple[int | str, str], list[float]] = defaultdict(list)
     sums, count = AllocationSums(), 0
     for batch in batches:
-        last, targets = _last_tokens(model, batch)
+        last, targets = last_tokens(model, batch)
         sums.add(last.rows, batch)
         spans = torch.stack([batch.spans[name] for name in SPANS], dim=1)  # (B, S, M)
         for layer, found in zip(last.numbers, last.contributions(spans), strict=True):
-            shares[layer] += found.shares()
-            norms[layer] += found.norms()
+            for name, part in found.by_map().items():
+                shares[layer, name] += part.shares()
+                norms[layer, name] += part.norms()
         whole = last.log_probabilities(targets)
         names: dict[int | None, int | str] = {None: ALL_LAYERS, **dict(enumerate(last.numbers))}
         for what, hidden in (("answer", batch.spans["answer"]), ("filler", random_filler(batch, count))):
             known = hidden.any(1) & (targets >= 0).any(1)
-            for name, without in zip(names.values(), last.without(hidden, targets, list(names)), strict=True):
-                changes[name, what] += (without - whole)[known].tolist()
+            for layer, without in zip(names.values(), last.without(hidden, targets, list(names)), strict=True):
+                changes[layer, what] += (without - whole)[known].tolist()
         count += len(batch.input_ids)
-    by_layer: dict[int | str, dict[str, list[float]]] = {
-        layer: {
-            "contribution": torch.stack(shares[layer]).mean(0).tolist(),
-            "contribution_norm": torch.stack(norms[layer]).mean(0).tolist(),
-        }
-        for layer in shares
-    }
-    by_layer[ALL_LAYERS] = {
-        name: torch.tensor([found[name] for found in by_layer.values()], dtype=torch.float64).mean(0).tolist()
-        for name in ("contribution", "contribution_norm")
-    }
-    return [
-        row if row["map"] not in LAST_MAPS else {
-            **row,
-            "spans": {
-                span: {**row["spans"][span], **{name: values[place] for name, values in by_layer[row["layer"]].items()}}
-                for place, span in enumerate(SPANS)
-            },
-            "knockout": {what: _mean(changes[row["layer"], what], count) for what in ("answer", "filler")},
-        }
-        for row in sums.rows()
-    ]  # fmt: skip
+    contributions = {"contribution": _with_mean(shares), "contribution_norm": _with_mean(norms)}
+    rows = []
+    for row in sums.rows():
+        place = row["layer"], row["map"]
+        for index, span in enumerate(SPANS):
+            row["spans"][span] |= {name: float(values[place][index]) for name, values in contributions.items()}
+        if row["map"] in LAST_MAPS:
+            row["knockout"] = {what: _mean(changes[row["layer"], what], count) for what in ("answer", "filler")}
+        rows.append(row)
+    return rows
 
 
-def _last_tokens(model: PreTrainedModel, batch: RetrievalBatch) -> tuple[LastTokens, Tensor]:
+def _with_mean(by_place: Mapping[tuple[int | str, str], list[Tensor]]) -> dict[tuple[int | str, str], Tensor]:
+    """Means (S,) over sequences by layer and map, and for each map the mean over its layers."""
+    means = {place: torch.stack(values).mean(0) for place, values in by_place.items()}
+    for name in dict.fromkeys(name for _, name in means):
+        means[ALL_LAYERS, name] = torch.stack([value for (_, other), value in means.items() if other == name]).mean(0)
+    return means
+
+
+def last_tokens(model: PreTrainedModel, batch: RetrievalBatch) -> tuple[LastTokens, Tensor]:
     """The tokens that predict the first answer, from the prompt's last one on, and the answer (B, P), -1 as padding."""
     answer = batch.answer_positions[:, 0]  # (B, A)
     targets = batch.input_ids.gather(1, answer.clamp(min=0)).where(answer >= 0, -1)

@@ -147,6 +147,12 @@ def context_length(model: PreTrainedModel) -> int | None:
     return found if found is None or padding is None else found - padding - 1
 
 
+def readable_length(model: PreTrainedModel) -> int | None:
+    """The largest number of tokens that a model can read at all; None where RoPE continues, however poor the result."""
+    has_rope = getattr(model.config.get_text_config(), "rope_parameters", None) is not None
+    return None if has_rope else context_length(model)
+
+
 def digest(loaded: LoadedModel) -> str:
     """SHA-256 of everything a result depends on: all weights and buffers, the configuration, and the tokenizer.
 

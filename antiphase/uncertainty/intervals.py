@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from scipy import stats
+
+Sample = TypeVar("Sample")
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -36,6 +39,26 @@ def share_interval(shares: Sequence[float], samples: int) -> tuple[float, float]
     if found is None or found[0] == found[1]:
         return wilson_interval(round(shares[0] * samples), samples)
     return max(0.0, found[0]), min(1.0, found[1])
+
+
+def jackknife_interval(
+    values: Sequence[Sample], statistic: Callable[[Sequence[Sample]], float], confidence: float = 0.95
+) -> tuple[float, float] | None:
+    """Student's interval of a smooth statistic, whose error is that of the jackknife (Tukey 1958).
+
+    Returns:
+        The interval; None for fewer than two values, or where the statistic is infinite without one of them.
+    """
+    if len(values) < 2:
+        return None
+    without = [statistic([*values[:index], *values[index + 1 :]]) for index in range(len(values))]
+    if not all(map(math.isfinite, without)):
+        return None
+    mean = sum(without) / len(without)
+    error = math.sqrt((len(values) - 1) / len(values) * sum((value - mean) ** 2 for value in without))
+    half = float(stats.t.ppf((1 + confidence) / 2, len(values) - 1)) * error
+    middle = statistic(values)
+    return middle - half, middle + half
 
 
 def paired_interval(better: int, worse: int, trials: int) -> tuple[float, tuple[float, float]]:

@@ -110,7 +110,9 @@ def test_listing_everything_scores_a_guess(haystack, needles, queries):
     ("", False),
 ])  # fmt: skip
 def test_the_first_whole_numbers_must_be_the_answers_in_the_order_asked(output, right):
-    context = Context(text="", answers=("1234", "5678"), numbers=("5678", "1234", "9999"), spans=())
+    context = Context(
+        text="", answers=("1234", "5678"), numbers=("5678", "1234", "9999"), cities=("Rome", "Oslo", "Bern"), spans=()
+    )
     assert is_right(output, context) is right
 
 

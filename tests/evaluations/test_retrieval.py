@@ -130,7 +130,7 @@ def test_attention_by_depth_of_the_answer_in_any_family(tmp_path, make, book, te
     for row in rows:
         assert sum(row["spans"][name]["share"] for name in SPANS) == pytest.approx(1.0, abs=1e-5)
         if row["map"] in ("first", "second"):
-            assert row["knockout"] is row["spans"]["answer"]["contribution"] is None
+            assert row["knockout"] is None
             continue
         assert sum(row["spans"][name]["contribution"] for name in SPANS) == pytest.approx(1.0, abs=1e-3)
         assert all(row["knockout"][what]["change"] != 0 for what in ("answer", "filler"))
@@ -227,7 +227,7 @@ def test_unsuitable_models_are_refused_before_anything_is_measured(tmp_path, mak
         with pytest.raises(InputError, match=pattern):
             evaluate(request("needles", book=book, **chosen), tmp_path / "out")
         assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match="--needles takes one number for allocation, got 1, 2"):
+    with pytest.raises(InputError, match="--needles takes one number, got 1, 2"):
         evaluate(request("allocation", [ours], book, needles=[1, 2]), tmp_path / "out")
 
 

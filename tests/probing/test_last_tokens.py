@@ -8,6 +8,7 @@ import transformers as hf
 
 from antiphase.probing.last_tokens import LastTokens
 from antiphase.probing.rows import attention_rows
+from antiphase.probing.second_map import has_second_map, second_map
 from support.models import FOREIGN, SIZES, foreign_model
 
 LENGTH, SPANS = 13, 3
@@ -124,6 +125,14 @@ def test_contributions_are_those_of_the_values_alone_with_the_norm_of_the_whole(
         torch.testing.assert_close(layer.shares(), along, rtol=1e-5, atol=1e-6)
         size = expected.norm(dim=-1) / (whole - nothing).norm(dim=-1, keepdim=True)
         torch.testing.assert_close(layer.norms(), size, rtol=1e-5, atol=1e-6)
+        assert (layer.first is not None) == has_second_map(model)
+        if layer.first is None:
+            continue
+        with second_map(eager, "removed", [index]):
+            alone = [output_with_values_of(eager, ids, index, kept, scales)[rows, first] for kept in spans.unbind(1)]
+        expected = torch.stack(alone, dim=1) - nothing.unsqueeze(1)
+        torch.testing.assert_close(layer.by_map()["first"].spans, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(layer.by_map()["second"].spans, layer.spans - layer.first, rtol=1e-9, atol=1e-9)
 
 
 def hidden_mask(hide, window):

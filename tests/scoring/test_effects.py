@@ -83,8 +83,11 @@ def test_values_that_live_in_the_answer_alone_are_its_whole_contribution(constru
             assert all(spans[span][figure] == pytest.approx(0.0, abs=1e-9) for span in SPANS if span != "answer")
         assert spans["answer"]["share"] == pytest.approx(2 / 10)
         assert spans["filler"]["share"] == pytest.approx(6 / 10)
+    lam = {"softmax": None, "differential": 0.2, "differential_v2": 0.5}[kind]  # both maps have the same weights
+    parts = {"first": None if lam is None else 1 / (1 - lam), "second": None if lam is None else -lam / (1 - lam)}
     for (_, name), row in found.items():
-        assert ("knockout" in row) == ("contribution" in row["spans"]["answer"]) == (name == LAST_MAP[kind])
+        assert ("knockout" in row) == (name == LAST_MAP[kind])
+        assert row["spans"]["answer"]["contribution"] == pytest.approx(parts.get(name, 1.0))
 
 
 @pytest.mark.parametrize("kind", ["softmax", "differential_v2"])

@@ -36,6 +36,7 @@ COMMANDS = {
     "long-context": f"evaluate long-context MODEL {WORDS} --length 48",
     "needles": f"evaluate needles MODEL {WORDS} --length 200 --needles 1 --depths 0",
     "allocation": f"evaluate allocation MODEL {WORDS} --length 200 --needles 1 --depths 0",
+    "noise": f"evaluate noise MODEL {WORDS} --length 200 --needles 1 --times 1 --resamples 2",
     "outliers": f"evaluate outliers MODEL {WORDS} --length 48",
     "quantization": f"evaluate quantization MODEL {WORDS} --length 200 --needles 1 --queries 1 --bits 8",
     "cancellation": f"evaluate cancellation MODEL {WORDS} --length 600 --needles 1",
@@ -52,7 +53,6 @@ COMMANDS = {
     "look": "look MODEL --text harbour,market",
 }
 BLIND = {
-    "allocation": ("hidden", "logits"),
     "cancellation": ("hidden", "logits"),
     "probe": ("hidden", "logits"),
     "look": ("hidden", "logits"),

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
 from antiphase.evaluations.retrieval_results import MapAllocation
 from antiphase.evaluations.settings import ContextSettings
-from antiphase.flags import flags_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +19,7 @@ class AllocationSettings(ContextSettings):
 
     def check(self) -> None:
         super().check()
-        for name in ("needles", "queries", "lengths"):
-            if len(listed := getattr(self, name)) > 1:
-                flag = flags_of(self)[name].name
-                raise InputError(f"{flag} takes one number for allocation, got {', '.join(map(str, listed))}")
+        self.check_single("needles", "queries", "lengths")
 
 
 SETTINGS = AllocationSettings

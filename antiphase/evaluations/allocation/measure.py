@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.data.haystacks import Cell, Context, prompt_batch
+from antiphase.data.haystacks import Cell, Context, Haystack, prompt_batch
 from antiphase.data.retrieval import RetrievalBatch, RetrievalTask
 from antiphase.evaluations.allocation import Allocation, AllocationSettings
 from antiphase.evaluations.retrieval import (
@@ -62,7 +62,7 @@ def allocation_in_text(
     return found
 
 
-def _of_texts(loaded: LoadedModel, cell: Cell, contexts: Sequence[Context]) -> list[Row]:
+def _of_texts(loaded: LoadedModel, cell: Cell, contexts: Sequence[Context], haystack: Haystack) -> list[Row]:
     return _rows(loaded, cell, [prompt_batch(loaded.tokenizer, context) for context in contexts])
 
 

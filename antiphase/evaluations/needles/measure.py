@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.data.haystacks import Cell, Context
+from antiphase.data.haystacks import Cell, Context, Haystack
 from antiphase.data.retrieval import RetrievalTask
 from antiphase.evaluations.needles import Needles, NeedlesSettings
 from antiphase.evaluations.needles.text import Generating, text_needles
@@ -68,7 +68,7 @@ def needles_in_text(
     return found
 
 
-def _of_texts(loaded: LoadedModel, cell: Cell, contexts: Sequence[Context]) -> list[Row]:
+def _of_texts(loaded: LoadedModel, cell: Cell, contexts: Sequence[Context], haystack: Haystack) -> list[Row]:
     system = Generating(loaded.model, loaded.tokenizer, f"MODEL {loaded.name}", loaded.chat)
     return text_needles(system, {cell: contexts})
 
