@@ -1,6 +1,8 @@
 """Intervals against published values, scipy and their own meaning: how often they hold the truth."""
 
 import math
+import random
+import statistics
 
 import numpy
 import pytest
@@ -8,6 +10,7 @@ from scipy import stats
 
 from antiphase.uncertainty.intervals import (
     area_interval,
+    jackknife_interval,
     mcnemar,
     mean_interval,
     paired_interval,
@@ -126,3 +129,23 @@ def test_the_interval_of_an_area_covers_the_truth_about_as_often_as_it_says():
 
 def test_equal_values_say_nothing_of_the_spread_of_a_slope():
     assert slope_interval([(256, 1.0), (512, 1.0), (1024, 1.0)]) == (0.0, (-math.inf, math.inf))
+
+
+def test_the_jackknife_of_a_mean_is_students_interval():
+    values = [0.3, -1.2, 2.5, 0.9, 4.0]
+    assert jackknife_interval(values, statistics.fmean) == pytest.approx(mean_interval(values))
+    assert jackknife_interval(values[:1], statistics.fmean) is None
+    assert jackknife_interval([1.0, 0.0, 0.0], lambda own: 1 / max(own) if max(own) else math.inf) is None
+
+
+def test_the_jackknife_of_a_ratio_covers_it():
+    """Mean over root mean square, of which the truth is 1 / √2 for values of mean and variance 1."""
+    draw = random.Random(3)
+    covered = 0
+    for _ in range(400):
+        values = [draw.gauss(1, 1) for _ in range(40)]
+        low, high = jackknife_interval(
+            values, lambda own: statistics.fmean(own) / math.sqrt(statistics.fmean(one * one for one in own))
+        )
+        covered += low < math.sqrt(0.5) < high
+    assert 0.91 < covered / 400 < 0.98
