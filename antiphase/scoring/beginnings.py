@@ -1,16 +1,24 @@
-"""Common beginnings of prompts, and what a model's attention says about reading them apart from the rest."""
+"""How texts may be read: whole or in parts, alone or padded in a batch, and their common beginning only once.
+
+Whatever divides a text or pads a batch asks here: what a configuration says, and what the model does with a few tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from antiphase.interface import REPLACEMENT_PREFIX
+from antiphase.scoring.probes import continues, takes_padding
+from antiphase.scoring.states import carries_state, check_no_state
 
-LENGTH_DEPENDENT = {"dynamic", "longrope"}
-"""Types of RoPE whose frequencies depend on the number of tokens that are read."""
+PADDING = 0.1
+"""Share of a batch that may be padding."""
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Words in types of RoPE whose frequencies depend on the number of tokens that are read."""
 
 
 def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
@@ -27,29 +35,82 @@ def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
     return max(0, shortest)
 
 
+def is_calibrated(model: PreTrainedModel) -> bool:
+    """Whether a block replaces the model's attention at the moment, for example to calibrate it."""
+    name: str = model.config._attn_implementation
+    return name.startswith(REPLACEMENT_PREFIX)
+
+
+def depends_on_length(model: PreTrainedModel) -> bool:
+    """Whether a token's keys depend on how many tokens are read with it, because RoPE does."""
+    found: dict[str, Any] = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    kinds = [one.get("rope_type") for one in (found, *found.values()) if isinstance(one, dict)]
+    for module in model.modules():
+        own = getattr(module, "rope_type", None)
+        kinds += own.values() if isinstance(own, dict) else [own]
+    return any(word in kind for kind in kinds if isinstance(kind, str) for word in LENGTH_DEPENDENT)
+
+
+@torch.no_grad()
+def forget_length(model: PreTrainedModel) -> None:
+    """Make RoPE of the kind "dynamic", which keeps the frequencies of the longest text so far, start anew.
+
+    It does so for a short text; whoever reads a text with such a model calls this before.
+    """
+    if depends_on_length(model):
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
+
+
+def is_read_in_parts(model: PreTrainedModel) -> bool:
+    """Whether a text's beginning may be read before the rest, and its cache be copied for several texts.
+
+    No: calibrated attention, RoPE that depends on the length, a state beside keys and values, and models that compute
+    something else from a cache.
+    """
+    return not (carries_state(model) or is_calibrated(model) or depends_on_length(model)) and continues(model)
+
+
+def reads_prompt_first(model: PreTrainedModel) -> bool:
+    """Whether a prompt goes through the model before its answers; otherwise each answer is read together with it.
+
+    Calibrated attention always does so, because the sinks are those of the prompt.
+
+    Raises:
+        ValueError: the model is calibrated and carries a state.
+    """
+    if is_calibrated(model):
+        check_no_state(model)
+        return True
+    return is_read_in_parts(model)
+
+
+def is_padded(model: PreTrainedModel) -> bool:
+    """Whether texts of unequal lengths may be read in one batch.
+
+    No: positions that count padding, also those of chunks and of ``attn_temperature_tuning`` (Llama 4), and RoPE that
+    depends on the length, which is that of the longest text.
+    """
+    return not (depends_on_length(model) or _counts_from_start(model)) and takes_padding(model)
+
+
+def _counts_from_start(model: PreTrainedModel) -> bool:
+    """Whether attention changes with the number of tokens before, padding included, later than in a short probe."""
+    config = model.config.get_text_config()
+    is_chunked = "chunked_attention" in (getattr(config, "layer_types", None) or ())
+    return is_chunked or bool(getattr(config, "attn_temperature_tuning", False))
+
+
 def counts_padding(model: PreTrainedModel) -> bool:
     """Whether padding between tokens changes what a model computes for later ones.
 
-    It counts as distance in windows and in MPT's ALiBi, and as length where RoPE depends on it.
+    It counts as distance in windows and in MPT's ALiBi, and wherever a batch may not be padded at all.
     """
     config = model.config.get_text_config()
     kinds = getattr(config, "layer_types", None)
     windows = bool(getattr(config, "sliding_window", None)) and (not kinds or "sliding_attention" in kinds)
     local = "local" in (getattr(config, "attention_layers", None) or ())  # GPT-Neo
     by_index = bool(getattr(getattr(config, "attn_config", None), "alibi", False))  # MPT
-    return windows or local or by_index or depends_on_length(model)
-
-
-def depends_on_length(model: PreTrainedModel) -> bool:
-    """Whether a token's keys depend on how many tokens are read with it, because RoPE does."""
-    found: dict[str, Any] = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    by_layers = [one for one in found.values() if isinstance(one, dict)]
-    return any(one.get("rope_type") in LENGTH_DEPENDENT for one in by_layers or [found])
-
-
-def is_read_in_parts(model: PreTrainedModel) -> bool:
-    """Whether a prompt's beginning may be read before the rest: no if attention is calibrated or depends on length."""
-    return not (model.config._attn_implementation.startswith(REPLACEMENT_PREFIX) or depends_on_length(model))
+    return windows or local or by_index or not is_padded(model)
 
 
 def attends_fully(model: PreTrainedModel) -> bool:
@@ -61,3 +122,43 @@ def attends_fully(model: PreTrainedModel) -> bool:
     config = model.config.get_text_config()
     is_full = set(getattr(config, "layer_types", None) or ()) <= {"full_attention"} and not counts_padding(model)
     return is_full and is_read_in_parts(model) and not getattr(config, "attn_temperature_tuning", False)
+
+
+def alike(model: PreTrainedModel, texts: Sequence[Sequence[int]], *, equal: bool = False) -> list[list[int]]:
+    """Indices of the texts that may stand in one batch: of all, or of those of each length; ``equal`` as below."""
+    by_length: dict[int, list[int]] = {}
+    for index, text in enumerate(texts):
+        by_length.setdefault(len(text), []).append(index)
+    one = len(by_length) > 1 and not equal and is_padded(model)
+    return [list(range(len(texts)))] if one else list(by_length.values())
+
+
+def batches(
+    model: PreTrainedModel,
+    texts: Sequence[Sequence[int]],
+    most_tokens: int,
+    *,
+    filled: int | None = None,
+    equal: bool = False,
+) -> Iterator[list[int]]:
+    """Indices of texts to read together; similar lengths are grouped in order to reduce padding.
+
+    Args:
+        filled: a group of so many tokens ends before its share of padding exceeds ``PADDING``; None: only when it is
+            full.
+        equal: whether only texts of one length are read together, whatever the model may read.
+    """
+    for group in alike(model, texts, equal=equal):
+        batch: list[int] = []
+        real = 0
+        for row in sorted(group, key=lambda row: len(texts[row])):
+            length = len(texts[row])
+            size = (len(batch) + 1) * length
+            is_sparse = filled is not None and real >= filled and size - real - length > PADDING * size
+            if batch and (size > most_tokens or is_sparse):
+                yield batch
+                batch, real = [], 0
+            batch.append(row)
+            real += length
+        if batch:
+            yield batch

@@ -12,9 +12,16 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from antiphase.probing.continuations import Beginning
-from antiphase.scoring.beginnings import attends_fully, counts_padding, depends_on_length, shared_beginning
-from antiphase.scoring.likelihood import TOKENS_AT_ONCE, batches, copies_at_once, logits_at, padded
-from antiphase.scoring.states import check_no_state
+from antiphase.scoring.beginnings import (
+    attends_fully,
+    batches,
+    counts_padding,
+    is_read_in_parts,
+    reads_prompt_first,
+    shared_beginning,
+)
+from antiphase.scoring.likelihood import TOKENS_AT_ONCE, copies_at_once, last_logits, logits_at
+from antiphase.scoring.padding import padded, padding
 
 Option = Sequence[int]
 """Token ids of one allowed answer."""
@@ -39,18 +46,19 @@ def choose_options(
 
     Args:
         prompts: token ids. Their common beginning goes through the model once, except a short beginning of long
-            prompts, and where RoPE depends on the length.
+            prompts, and where a text may not be read in parts (``is_read_in_parts``).
         options: options of each prompt, each with at least one token.
 
     Returns:
         0-based index of the chosen option for each prompt; -1 if logits are NaN.
 
     Raises:
-        ValueError: the model carries a state.
+        ValueError: the model is calibrated and carries a state.
     """
-    check_no_state(model)
-    shared = shared_beginning(prompts)
-    if statistics.median(map(len, prompts)) - shared > max(shared, LONG_PROMPT) or depends_on_length(model):
+    if not reads_prompt_first(model):
+        return _choose_whole(model, prompts, options)
+    shared = shared_beginning(prompts) if is_read_in_parts(model) else 0
+    if statistics.median(map(len, prompts)) - shared > max(shared, LONG_PROMPT):
         shared = 0
     longest = max(map(len, prompts)) - shared
     beginning = _stored(model, prompts[0][:shared]) if LONG_BEGINNING * longest <= shared <= TOKENS_AT_ONCE else None
@@ -71,7 +79,7 @@ def choose_options(
         # padding would stand between a prompt and its answer
         together.setdefault(len(rest) if len(rest) > LONG_PROMPT or counts_padding(model) else 0, []).append(row)
     groups = [[alike[i] for i in rows] for alike in together.values() for rows in
-              batches([rests[row] for row in alike], tokens_at_once, filled=filled)]  # fmt: skip
+              batches(model, [rests[row] for row in alike], tokens_at_once, filled=filled)]  # fmt: skip
     for rows in groups:
         for start in range(0, len(rows), rows_at_once):
             some = rows[start : start + rows_at_once]
@@ -83,6 +91,25 @@ def choose_options(
         for row in [row for row, option in found.items() if option == -1]:
             (found[row],) = _choose_batch(model, beginning, shared, [rests[row]], [options[row]])
     return [found[row] for row in range(len(prompts))]
+
+
+def _choose_whole(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Option]]
+) -> list[int]:
+    """As ``choose_options``, with every token chosen from the whole text before it, read anew."""
+    written: list[tuple[int, ...]] = [()] * len(prompts)
+    chosen: dict[int, int] = {}
+    going = list(range(len(prompts)))
+    while going:
+        texts = [[*prompts[row], *written[row]] for row in going]
+        for batch in batches(model, texts, TOKENS_AT_ONCE):
+            logits = last_logits(model, [texts[place] for place in batch], [1] * len(batch))
+            for row, after in zip([going[place] for place in batch], logits, strict=True):
+                is_done, chosen_here, written[row] = _step(after, written[row], options[row])
+                if is_done:
+                    chosen[row] = chosen_here
+        going = [row for row in going if row not in chosen]
+    return [chosen[row] for row in range(len(prompts))]
 
 
 def _stored(model: PreTrainedModel, ids: Sequence[int]) -> Beginning | None:
@@ -112,11 +139,12 @@ def _choose_batch(
 
     def read(ids: Tensor, mask: Tensor, places: Tensor) -> Tensor:
         """Logits after the tokens (B, n), which follow those in the cache."""
-        further = {"position_ids": places, "past_key_values": own, "use_cache": True}
+        further = {"input_ids": ids, "past_key_values": own, "use_cache": True}
         if not isinstance(before, Beginning):
-            return cast(Tensor, model(input_ids=ids, attention_mask=mask, **further).logits)
+            told = padding(model, mask, before=mask.shape[1] - ids.shape[1])
+            return cast(Tensor, model(**further, **told).logits)
         with before.continued(mask.bool()):
-            return cast(Tensor, model(input_ids=ids, **further).logits)
+            return cast(Tensor, model(**further, position_ids=places).logits)
 
     ids, real = padded(rests, model.device, side="right")
     mask = real if isinstance(before, Beginning) else torch.cat([real.new_ones(count, shared), real], dim=1)
@@ -132,15 +160,11 @@ def _choose_batch(
     while True:
         kept: list[int] = []
         for place, row in enumerate(going):
-            if not bool(logits[place].amax().isfinite()):
-                chosen[row] = -1
-                continue
-            done, token = _advance(logits[place], written[row], options[row])
-            if token is None or done >= 0:
-                chosen[row] = done
-                continue
-            written[row] = (*written[row], token)
-            kept.append(place)
+            is_done, chosen_here, written[row] = _step(logits[place], written[row], options[row])
+            if is_done:
+                chosen[row] = chosen_here
+            else:
+                kept.append(place)
         if not kept:
             return [chosen[row] for row in range(count)]
         if len(kept) < len(going):
@@ -151,6 +175,14 @@ def _choose_batch(
         mask = torch.cat([mask, torch.ones_like(step)], dim=1)
         logits = read(step, mask, position[:, None])[:, -1]
         position = position + 1
+
+
+def _step(logits: Tensor, written: tuple[int, ...], options: Sequence[Option]) -> tuple[bool, int, tuple[int, ...]]:
+    """Whether the choice is made, the option (-1: the logits are NaN), and what is written with the next token."""
+    if not bool(logits.amax().isfinite()):
+        return True, -1, written
+    option, token = _advance(logits, written, options)
+    return (True, option, written) if token is None or option >= 0 else (False, option, (*written, token))
 
 
 def _advance(logits: Tensor, written: tuple[int, ...], options: Sequence[Option]) -> tuple[int, int | None]:

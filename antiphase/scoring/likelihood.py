@@ -6,19 +6,18 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from antiphase.errors import NonFiniteError
-from antiphase.interface import REPLACEMENT_PREFIX
-from antiphase.layers.positions import count_positions
 from antiphase.ops.layer import cross_entropies
-from antiphase.scoring.beginnings import depends_on_length
+from antiphase.scoring.beginnings import alike, batches, forget_length, is_read_in_parts, reads_prompt_first
 from antiphase.scoring.division import Divide, alone
-from antiphase.scoring.states import carries_state, check_no_state
+from antiphase.scoring.padding import padded, padding
+from antiphase.scoring.probes import generates
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """Takes token ids (B, L) and positions (B, P); returns greedy tokens (B, P), given all tokens before each position."""
@@ -29,8 +28,6 @@ LOGITS_AT_ONCE = 1 << 28
 """Number of logits of one forward pass, 1 GiB in fp32; with large vocabularies fewer tokens are read at a time."""
 FILLED_TOKENS = 512
 """From so many tokens on, a batch of prompts with options ends before its padding exceeds ``PADDING``."""
-PADDING = 0.1
-"""Share of a batch that may be padding."""
 CHUNK = 4096
 """Tokens of a longer prompt that go through the model at a time, limited by the memory of masks and scores."""
 CACHED_BYTES = 4 << 30
@@ -56,6 +53,7 @@ def greedy_predictions(model: PreTrainedModel, input_ids: Tensor, positions: Ten
     """
 
     def predicted(rows: slice) -> Tensor:
+        forget_length(model)
         ids, places = input_ids[rows].to(model.device), positions[rows].to(model.device)
         real = places > 0
         row, column = real.nonzero(as_tuple=True)
@@ -94,6 +92,7 @@ def negative_log_likelihoods(
     """
 
     def losses(rows: slice) -> Tensor:
+        forget_length(model)
         targets = labels[rows, 1:].to(model.device)
         chosen = targets >= 0
         logits = logits_after(model, input_ids[rows].to(model.device), *chosen.nonzero(as_tuple=True))
@@ -174,41 +173,43 @@ def score_options(
 ) -> list[OptionScores]:
     """Log-likelihood of each option after its prompt.
 
-    The prompts go through the model first, and the options' tokens afterwards with the cache, so that processing of a
-    prompt (such as the choice of attention sinks) never sees an option. Differentiable if gradients are enabled.
+    A prompt goes through the model first, and its options' tokens afterwards with the cache, so that processing of a
+    prompt (such as the choice of attention sinks) never sees an option. Only a model that may not read in parts
+    (``is_read_in_parts``) for other reasons than calibration reads each option together with its prompt. Differentiable
+    if gradients are enabled.
 
     Args:
         prompts: token ids.
         options: for each prompt, its options, each with at least one token.
         shared: number of tokens, less than any prompt has, that all prompts begin with, which go through the model
-            once, if it may read them before the rest (``is_read_in_parts``).
+            once, if it may read them before the rest.
         stepwise: feed an option's tokens one at a time, as in decoding. This matters if a call's own queries determine
             its sinks, since later tokens would then affect earlier ones.
 
     Raises:
-        ValueError: the model carries a state.
+        ValueError: the model is calibrated and carries a state.
     """
-    check_no_state(model)
+    if not reads_prompt_first(model):
+        return _score_whole(model, prompts, options)
+    shared = shared if is_read_in_parts(model) else 0
     cache: DynamicCache | None = None
     at_once = len(prompts)
     if shared:
+        cache = DynamicCache(config=model.config)
         beginning = torch.tensor([prompts[0][:shared]], device=model.device)
-        cache = model(input_ids=beginning, use_cache=True, logits_to_keep=1).past_key_values
+        model(input_ids=beginning, past_key_values=cache, use_cache=True, logits_to_keep=1)
         at_once = copies_at_once(cache, rows=1)
-    alike: dict[int, list[int]] = {}  # padding after a beginning, and the length in some kinds of RoPE, would count
-    for row, prompt in enumerate(prompts):
-        alike.setdefault(len(prompt) if shared or depends_on_length(model) else 0, []).append(row)
+    rests = [prompt[shared:] for prompt in prompts]
     found: dict[int, OptionScores] = {}
-    for group in alike.values():
-        rests = [prompts[row][shared:] for row in group]
-        for batch in batches(rests, TOKENS_AT_ONCE, filled=FILLED_TOKENS):
-            for start in range(0, len(batch), at_once):
-                some = batch[start : start + at_once]
-                before = None if cache is None else _repeated(cache, len(some))
-                scored = _score_batch(
-                    model, [rests[place] for place in some], [options[group[place]] for place in some], before, stepwise
-                )
-                found |= dict(zip([group[place] for place in some], scored, strict=True))
+    # padding after a beginning would count
+    for batch in batches(model, rests, TOKENS_AT_ONCE, filled=FILLED_TOKENS, equal=shared > 0):
+        for start in range(0, len(batch), at_once):
+            some = batch[start : start + at_once]
+            before = DynamicCache(config=model.config) if cache is None else _repeated(cache, len(some))
+            scored = _score_batch(
+                model, [rests[row] for row in some], [options[row] for row in some], before, shared, stepwise
+            )
+            found |= dict(zip(some, scored, strict=True))
     return [found[row] for row in range(len(prompts))]
 
 
@@ -220,89 +221,119 @@ def _repeated(cache: DynamicCache, count: int) -> DynamicCache:
     return copied
 
 
-def batches(prompts: Sequence[Sequence[int]], most_tokens: int, *, filled: int | None = None) -> Iterator[list[int]]:
-    """Groups of prompts to process together; similar lengths are grouped in order to reduce padding.
-
-    ``filled``: a group of so many tokens ends before its share of padding exceeds ``PADDING``; None: only when it is
-    full.
-    """
-    batch: list[int] = []
-    real = 0
-    for row in sorted(range(len(prompts)), key=lambda row: len(prompts[row])):
-        length = len(prompts[row])
-        size = (len(batch) + 1) * length
-        is_padded = filled is not None and real >= filled and size - real - length > PADDING * size
-        if batch and (size > most_tokens or is_padded):
-            yield batch
-            batch, real = [], 0
-        batch.append(row)
-        real += length
-    if batch:
-        yield batch
-
-
 def _score_batch(
     model: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     options: Sequence[Sequence[Sequence[int]]],
-    cache: DynamicCache | None,
+    cache: DynamicCache,
+    shared: int,
     stepwise: bool,
 ) -> list[OptionScores]:
-    """``cache``: of what stands before each of the prompts, without padding."""
+    """``cache``: of the ``shared`` tokens before each of the prompts, without padding."""
+    forget_length(model)
     ids, mask = padded(prompts, model.device)
-    shared = 0 if cache is None else cache.get_seq_length()
     mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
     output = model(
-        input_ids=ids, attention_mask=mask, position_ids=count_positions(mask)[:, shared:], past_key_values=cache,
-        use_cache=True, logits_to_keep=1,
-    )  # fmt: skip
+        input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **padding(model, mask, before=shared)
+    )
     first = output.logits[:, -1].float().log_softmax(-1)  # (B, vocabulary)
-    # feed each distinct beginning of an option once
-    begun: dict[tuple[int, tuple[int, ...]], list[int]] = {}  # the places of the options that begin so
-    for row, listed in enumerate(options):
-        for place, option in enumerate(listed):
-            if len(option) > 1:
-                begun.setdefault((row, tuple(option[:-1])), []).append(place)
+    begun = {
+        (row, beginning): places
+        for row, listed in enumerate(options) for beginning, places in _beginnings(listed).items() if beginning
+    }  # fmt: skip
     fed = list(begun)
     longest = max((len(tokens) for _, tokens in fed), default=1)
-    copies = copies_at_once(output.past_key_values, rows=len(prompts))
+    copies = copies_at_once(cache, rows=len(prompts))
     at_once = max(1, min(copies, LOGITS_AT_ONCE // (longest * first.shape[1])))
     if torch.is_grad_enabled():
         at_once = max(1, len(fed))
-    later: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # of an option's tokens after its first one
-    for start in range(0, len(fed), at_once):
-        some = fed[start : start + at_once]
-        is_last = start + at_once >= len(fed)
-        cache = output.past_key_values if is_last else copy.deepcopy(output.past_key_values)
+    pieces = [
+        [fed[index] for index in group[start : start + at_once]]
+        for group in alike(model, [tokens for _, tokens in fed]) for start in range(0, len(group), at_once)
+    ]  # fmt: skip
+    scores: list[dict[int, _Score]] = [
+        {place: _score(first[row, None], option[:1]) for place, option in enumerate(listed)}
+        for row, listed in enumerate(options)
+    ]
+    for number, some in enumerate(pieces, 1):
+        own = cache if number == len(pieces) else copy.deepcopy(cache)
         chosen = torch.tensor([row for row, _ in some], device=ids.device)
-        cache.batch_select_indices(chosen)
+        own.batch_select_indices(chosen)
         tokens, real = padded([tokens for _, tokens in some], ids.device, side="right")
         whole = torch.cat([mask[chosen], real], dim=1)
         before, width = mask.shape[1], tokens.shape[1]
         logits = [
             model(
-                input_ids=tokens[:, first : first + size], attention_mask=whole[:, : before + first + size],
-                position_ids=count_positions(whole)[:, before + first : before + first + size], past_key_values=cache,
-                use_cache=True,
+                input_ids=tokens[:, start : start + size], past_key_values=own, use_cache=True,
+                **padding(model, whole[:, : before + start + size], before=before + start),
             ).logits
             for size in [1 if stepwise else width]
-            for first in range(0, width, size)
+            for start in range(0, width, size)
         ]  # fmt: skip
-        logs = torch.cat(logits, dim=1).float().log_softmax(-1)  # (fed, length, vocabulary)
-        best = logs.argmax(-1)
+        logs = torch.cat(logits, dim=1).float().log_softmax(-1)  # (some, width, vocabulary)
         for index, (row, beginning) in enumerate(some):
             for place in begun[row, beginning]:
-                following = torch.tensor(options[row][place][1:], device=ids.device)
-                likely = logs[index, : len(following)].gather(1, following[:, None]).sum()
-                later[row, place] = likely, (best[index, : len(following)] == following).all()
-    scores = []
-    for row, listed in enumerate(options):
-        opening = torch.tensor([option[0] for option in listed], device=ids.device)
-        likely, is_greedy = first[row, opening], first[row].argmax() == opening
-        nothing = likely.new_zeros(()), is_greedy.new_ones(())
-        rest, agree = zip(*(later.get((row, place), nothing) for place in range(len(listed))), strict=True)
-        scores.append(OptionScores((likely + torch.stack(rest)).cpu(), (is_greedy & torch.stack(agree)).cpu()))
-    return scores
+                likely, is_greedy = _score(logs[index], options[row][place][1:])
+                scores[row][place] = scores[row][place][0] + likely, scores[row][place][1] & is_greedy
+    return [_joined(row) for row in scores]
+
+
+def _score_whole(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]]
+) -> list[OptionScores]:
+    """Scores of options that are read together with their prompts."""
+    begun = [
+        (row, beginning, places)
+        for row, listed in enumerate(options) for beginning, places in _beginnings(listed).items()
+    ]  # fmt: skip
+    texts = [[*prompts[row], *beginning] for row, beginning, _ in begun]
+    longest = max((len(beginning) for _, beginning, _ in begun), default=0) + 1
+    vocabulary = model.config.get_text_config().vocab_size
+    at_once = len(texts) if torch.is_grad_enabled() else max(1, LOGITS_AT_ONCE // (longest * vocabulary))
+    scores: list[dict[int, _Score]] = [{} for _ in prompts]
+    for batch in batches(model, texts, TOKENS_AT_ONCE, filled=FILLED_TOKENS):
+        for start in range(0, len(batch), at_once):
+            some = batch[start : start + at_once]
+            counts = [len(begun[index][1]) + 1 for index in some]
+            parts = last_logits(model, [texts[index] for index in some], counts).float().log_softmax(-1).split(counts)
+            for index, logs in zip(some, parts, strict=True):
+                row, _, places = begun[index]
+                scores[row] |= {place: _score(logs, options[row][place]) for place in places}
+    return [_joined(row) for row in scores]
+
+
+def last_logits(model: PreTrainedModel, texts: Sequence[Sequence[int]], counts: Sequence[int]) -> Tensor:
+    """Logits (sum of ``counts``, vocabulary) after the last ``counts`` tokens of texts that may stand in one batch."""
+    forget_length(model)
+    ids, mask = padded(texts, model.device)
+    rows = [row for row, count in enumerate(counts) for _ in range(count)]
+    columns = [ids.shape[1] - count + place for count in counts for place in range(count)]
+    rows, columns = (torch.tensor(places, device=ids.device) for places in (rows, columns))
+    return logits_after(model, ids, rows, columns, **padding(model, mask))
+
+
+_Score = tuple[Tensor, Tensor]
+"""Log-likelihood of an option, and whether greedy decoding would produce it."""
+
+
+def _beginnings(options: Sequence[Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
+    """The places of the options that are equal but for their last token, by their other tokens."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for place, option in enumerate(options):
+        found.setdefault(tuple(option[:-1]), []).append(place)
+    return found
+
+
+def _score(logs: Tensor, option: Sequence[int]) -> _Score:
+    """``logs``: (at least the option's tokens, vocabulary), in front of each of them."""
+    tokens = torch.tensor(option, device=logs.device)
+    logs = logs[: len(option)]
+    return logs.gather(1, tokens[:, None]).sum(), (logs.argmax(-1) == tokens).all()
+
+
+def _joined(scores: dict[int, _Score]) -> OptionScores:
+    likely, is_greedy = zip(*(scores[place] for place in range(len(scores))), strict=True)
+    return OptionScores(torch.stack(likely).cpu(), torch.stack(is_greedy).cpu())
 
 
 def copies_at_once(cache: DynamicCache, *, rows: int) -> int:
@@ -331,18 +362,10 @@ def generated_tokens(
     found: list[list[int]] = [[]] * len(prompts)
     ends = model.generation_config.eos_token_id
     ends = set(stop) | set(ends if isinstance(ends, list) else [] if ends is None else [ends])
-    for rows in batches(prompts, TOKENS_AT_ONCE):
-        ids, mask = padded([prompts[row] for row in rows], model.device)
-        chunk = CHUNK if ids.shape[1] > CHUNK and _takes_chunks(model) else None
-        watch = _Watch()
-        with _greedy(model, sorted(ends), chunk=chunk):
-            output = model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                max_new_tokens=longest,
-                logits_processor=LogitsProcessorList([watch]),
-            )
-        for row, tokens, is_finite in zip(rows, output[:, ids.shape[1] :].tolist(), watch.finite.tolist(), strict=True):
+    write = _generated if generates(model) else _written_whole
+    for rows in batches(model, prompts, TOKENS_AT_ONCE):
+        written, finite = write(model, [prompts[row] for row in rows], longest, sorted(ends))
+        for row, tokens, is_finite in zip(rows, written, finite, strict=True):
             if not is_finite:
                 raise NonFiniteError(
                     f"the model's logits for prompt {row if numbers is None else numbers[row]} (from 0) are not numbers"
@@ -352,12 +375,38 @@ def generated_tokens(
     return found
 
 
-def _takes_chunks(model: PreTrainedModel) -> bool:
-    """Whether the parts of a prompt may go through the model one after the other.
+def _generated(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], longest: int, ends: Sequence[int]
+) -> tuple[list[list[int]], list[bool]]:
+    """Tokens that the model's own generation writes after a batch, and whether the logits of each were finite."""
+    forget_length(model)
+    ids, mask = padded(prompts, model.device)
+    chunk = CHUNK if ids.shape[1] > CHUNK and is_read_in_parts(model) else None
+    watch = _Watch()
+    with _greedy(model, ends, chunk=chunk):
+        output = model.generate(
+            input_ids=ids, attention_mask=mask, max_new_tokens=longest, logits_processor=LogitsProcessorList([watch])
+        )
+    return output[:, ids.shape[1] :].tolist(), watch.finite.tolist()
 
-    Changed attention, such as calibration, may depend on all queries of the prompt.
-    """
-    return not carries_state(model) and not model.config._attn_implementation.startswith(REPLACEMENT_PREFIX)
+
+def _written_whole(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], longest: int, ends: Sequence[int]
+) -> tuple[list[list[int]], list[bool]]:
+    """As ``_generated``, where each token follows from the whole text before it, read anew."""
+    written: list[list[int]] = [[] for _ in prompts]
+    finite = [True] * len(prompts)
+    going = list(range(len(prompts)))
+    for _ in range(longest):
+        logits = last_logits(model, [[*prompts[row], *written[row]] for row in going], [1] * len(going))
+        for row, best in zip(going, logits.max(-1).values.isfinite().tolist(), strict=True):
+            finite[row] = best
+        for row, token in zip(going, logits.argmax(-1).tolist(), strict=True):
+            written[row].append(token)
+        going = [row for row in going if finite[row] and written[row][-1] not in ends]
+        if not going:
+            break
+    return written, finite
 
 
 class _Watch(LogitsProcessor):
@@ -386,17 +435,3 @@ def _greedy(model: PreTrainedModel, ends: Sequence[int], *, chunk: int | None) -
         yield
     finally:
         model.generation_config = own
-
-
-def padded(
-    rows: Sequence[Sequence[int]], device: torch.device, *, side: Literal["left", "right"] = "left"
-) -> tuple[Tensor, Tensor]:
-    """Token ids (B, L), padded with id 0, and an int64 mask (B, L) of real tokens."""
-    longest = max(map(len, rows))
-    ids = torch.zeros(len(rows), longest, dtype=torch.int64)
-    mask = torch.zeros_like(ids)
-    for index, row in enumerate(rows):
-        here = slice(longest - len(row), longest) if side == "left" else slice(0, len(row))
-        ids[index, here] = torch.tensor(row)
-        mask[index, here] = 1
-    return ids.to(device), mask.to(device)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from antiphase.data.retrieval import RetrievalBatch, RetrievalTask
 from antiphase.randomness import keyed_generator
+from antiphase.scoring.beginnings import depends_on_length
 from antiphase.scoring.division import Divide, alone
 from antiphase.scoring.likelihood import Predict, greedy_predictions
 from antiphase.uncertainty.crossings import crossed
@@ -147,7 +148,9 @@ def predictor(model: PreTrainedModel, divide: Divide = alone) -> Predict:
 def first_query_accuracy(model: PreTrainedModel, batch: RetrievalBatch, divide: Divide = alone) -> float:
     """Accuracy on first queries, a cheap metric for the curve of a training run."""
     positions = batch.answer_positions[:, :1]
-    read = int(positions.max()) + 1  # a causal model predicts the same without what follows
+    read = batch.input_ids.shape[1]
+    if not depends_on_length(model):  # a causal model predicts the same without what follows
+        read = int(positions.max()) + 1
     first = RetrievalBatch(batch.input_ids[:, :read], positions, batch.prompt_end, batch.spans)
     return correct_answers(predictor(model, divide), first).double().mean().item()
 

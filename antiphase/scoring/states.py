@@ -5,7 +5,10 @@ from __future__ import annotations
 import inspect
 
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+
+KEYED = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
+"""Layers of caches that hold nothing but keys and values; a layer of a class that extends one may hold a state too."""
 
 
 def carries_state(model: PreTrainedModel) -> bool:
@@ -15,16 +18,17 @@ def carries_state(model: PreTrainedModel) -> bool:
     """
     if model._is_stateful or "past_key_values" not in inspect.signature(model.forward).parameters:
         return True
-    return not all(isinstance(layer, DynamicLayer) for layer in DynamicCache(config=model.config).layers)
+    return any(type(layer) not in KEYED for layer in DynamicCache(config=model.config).layers)
 
 
 def check_no_state(model: PreTrainedModel) -> None:
     """
     Raises:
-        ValueError: answers cannot be scored after a prompt that was read once, because the model carries a state.
+        ValueError: a prompt cannot be read before its answers, as calibration needs it, because the model carries a
+            state.
     """
     if carries_state(model):
         raise ValueError(
-            f"models of type {model.config.model_type} carry a state from token to token, so answers to a prompt "
-            "cannot be scored"
+            f"models of type {model.config.model_type} carry a state from token to token, so calibrated attention "
+            "cannot read a prompt before its answers"
         )

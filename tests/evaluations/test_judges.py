@@ -21,7 +21,7 @@ from antiphase.evaluations.hallucination.judges import (
 from antiphase.scoring.beginnings import shared_beginning
 from antiphase.scoring.loading import LoadedModel
 from support.endpoints import ECHO, Endpoint, completion
-from support.models import small_other
+from support.models import probed, small_other
 
 KEY = "sk-not-a-real-key"
 
@@ -277,7 +277,7 @@ def test_a_text_is_read_once_for_successive_questions_about_it(kind, local, text
     """Unless attention is calibrated: that depends on the whole prompt. Qwen2 has a window here, gemma has none."""
     monkeypatch.setattr(judges, "AT_ONCE", 4)
     loaded = local() if kind in ("own", "calibrated") else replace(local(), model=small_other(kind, text_tokenizer))
-    model, calibration = loaded.model, nullcontext()
+    model, calibration = probed(loaded.model), nullcontext()
     if kind == "calibrated":
         calibration = calibrated(model, CalibrationPlan({0: range(8), 1: range(8)}, alpha=1.2))
     texts = [f"{word} " * 12 for word in ("one", "two", "three")]

@@ -15,7 +15,7 @@ from antiphase.tasks.tasks import load_task
 pytest.importorskip("lm_eval", reason="lm-eval is an extra: pip install 'antiphase[harness]'")
 from antiphase.evaluations.harness import lm_eval_adapter as harness
 from antiphase.evaluations.harness.lm_eval_adapter import ProjectLM, TaskLibrary, measure
-from support.models import save
+from support.models import probed, save
 
 CHOICES = ["one", "two", "three", "four"]
 ROWS = [{"q": f"{a} and {b}", "choices": CHOICES, "answer": (a * b + a) % 4} for a in range(5) for b in range(5)]
@@ -192,7 +192,7 @@ def test_prompts_before_written_answers_that_do_not_fit_are_counted(
     rows = [{"q": "1 and 2 " * count, "choices": CHOICES, "answer": 0} for count in (1, 2, 3, 4, 5)]
     lengths = [len(tokenizer(f"Question: {row['q']}\nAnswer:")["input_ids"]) for row in rows]
     room = lengths[fitting - 1]
-    model, seen = build(max_position_embeddings=room + 4), []
+    model, seen = probed(build(max_position_embeddings=room + 4)), []
     real = model.generate
     monkeypatch.setattr(
         model, "generate", lambda **given: (seen.extend(given["attention_mask"].sum(1).tolist()), real(**given))[1]
@@ -278,3 +278,14 @@ def test_tasks_that_cannot_be_used_cost_one_sentence(folder, tokenizer, build):
     path.write_text("task: [")
     with pytest.raises(InputError, match="lm-eval knows no task 'sums'"):
         TaskLibrary(str(folder / "tasks"), defaults=False).load("sums")
+
+
+def test_a_model_whose_generation_is_another_writes_no_answers(build, tokenizer, written_answers, monkeypatch):
+    monkeypatch.setattr("antiphase.evaluations.harness.lm_eval_adapter.generates", lambda model: False)
+    with pytest.raises(InputError, match="generates something else with a cache"):
+        measure(ProjectLM(build(), tokenizer), written_answers().load("written"), shots=0, limit=2)
+
+
+def test_a_model_that_counts_padding_reads_one_prompt_at_a_time(build, tokenizer, monkeypatch):
+    monkeypatch.setattr("antiphase.evaluations.harness.lm_eval_adapter.is_padded", lambda model: False)
+    assert ProjectLM(build(), tokenizer, batch_size="8").batch_size == 1

@@ -10,7 +10,7 @@ from antiphase.probing.continuations import Beginning
 from antiphase.scoring import constrained, likelihood
 from antiphase.scoring.beginnings import shared_beginning
 from antiphase.scoring.constrained import choose_options
-from support.models import PADDING_COUNTS, chunked_model
+from support.models import PADDING_COUNTS, chunked_model, probed
 
 
 @torch.no_grad()
@@ -30,13 +30,13 @@ def by_hand(model, prompt, options):
 
 def asked_for(model, prompts, options):
     """Shapes of what the model reads, and the choices."""
-    asked = []
-    handle = model.register_forward_pre_hook(
-        lambda module, args, given: asked.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    read = []
+    handle = probed(model).register_forward_pre_hook(
+        lambda module, args, given: read.append(tuple(given["input_ids"].shape)), with_kwargs=True
     )
     found = choose_options(model, prompts, options)
     handle.remove()
-    return asked, found
+    return read, found
 
 
 OPTIONS = [[3, 4], [3, 5, 6], [7], [8, 9], [8, 9, 10], [3, 5, 7, 11]]
@@ -51,9 +51,9 @@ def test_equal_to_decoding_by_hand(kind, shared, any_model, monkeypatch):
     begin = list(range(20, 20 + shared))
     rests = [torch.randint(30, 61, (length,)).tolist() for length in (1, 5, 3, 8, 3, 11, 2)]
     prompts = [begin + rest for rest in rests]
-    asked, found = asked_for(model, prompts, [OPTIONS] * len(prompts))
-    batches = [rows for rows, width in asked[1:] if width > 1]
-    assert shared < 9 or (len(batches) > 1 and max(batches) > 1), asked
+    seen, found = asked_for(model, prompts, [OPTIONS] * len(prompts))
+    batches = [rows for rows, width in seen[1:] if width > 1]
+    assert shared < 9 or (len(batches) > 1 and max(batches) > 1), seen
     assert found == [by_hand(model, prompt, OPTIONS) for prompt in prompts]
 
 
@@ -133,8 +133,8 @@ def test_long_prompts_are_not_padded_and_share_no_short_beginning(kind, shared, 
     model = any_model(kind)
     begin = list(range(20, 20 + shared))
     prompts = [begin + torch.randint(30, 61, (length,)).tolist() for length in rests]
-    asked, found = asked_for(model, prompts, [APART] * 4)
-    assert sorted(asked) == sorted(read)
+    seen, found = asked_for(model, prompts, [APART] * 4)
+    assert sorted(seen) == sorted(read)
     assert found == [by_hand(model, prompt, APART) for prompt in prompts]
 
 
@@ -169,8 +169,8 @@ def test_the_model_is_not_asked_for_what_is_decided(kind, options, steps, any_mo
     """Prompts are read once; a step holds only the rows for which several options are left."""
     model = any_model(kind)
     prompts = [[20, 21, *torch.randint(30, 61, (5,)).tolist()] for _ in range(4)]
-    asked, found = asked_for(model, prompts, options)
-    assert asked == [(1, 2), (4, 5), *steps]
+    seen, found = asked_for(model, prompts, options)
+    assert seen == [(1, 2), (4, 5), *steps]
     assert found == [by_hand(model, prompt, given) for prompt, given in zip(prompts, options, strict=True)]
 
 

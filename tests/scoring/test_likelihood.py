@@ -9,6 +9,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from antiphase.data.streams import Batch
 from antiphase.scoring import likelihood
+from antiphase.scoring.beginnings import PADDING, batches
 from antiphase.scoring.likelihood import greedy_predictions, negative_log_likelihoods
 from antiphase.scoring.perplexity import losses_by_sequence, perplexity
 from support.models import SIZES
@@ -129,19 +130,20 @@ def test_the_losses_of_sequences_have_the_loss_as_their_mean_and_its_standard_er
     assert found.std().item() / 60**0.5 == pytest.approx(spread, rel=0.06)
 
 
-def test_batches_of_prompts_with_options_have_little_padding():
+def test_batches_of_prompts_with_options_have_little_padding(tiny_model):
     """Until a batch holds enough tokens, it may; each prompt stands in one batch, and none has too many tokens."""
     generator = torch.Generator().manual_seed(5)
     lengths = torch.randint(3, 90, (300,), generator=generator).tolist()
     prompts = [[0] * length for length in lengths]
-    found = list(likelihood.batches(prompts, 1500, filled=200))
+    model = tiny_model()
+    found = list(batches(model, prompts, 1500, filled=200))
     assert sorted(row for rows in found for row in rows) == list(range(300))
     for rows in found:
         *real, longest = sorted(lengths[row] for row in rows)
         assert len(rows) * longest <= 1500
         padded = len(rows) * longest - sum(real) - longest
-        assert padded <= likelihood.PADDING * len(rows) * longest or sum(real) < 200
+        assert padded <= PADDING * len(rows) * longest or sum(real) < 200
     padding = sum(len(rows) * max(lengths[row] for row in rows) for rows in found) - sum(lengths)
-    assert padding < likelihood.PADDING * sum(lengths)
+    assert padding < PADDING * sum(lengths)
     assert len(found) < 30
-    assert [len(rows) for rows in likelihood.batches([[0], [0] * 90], 1500)] == [2]
+    assert [len(rows) for rows in batches(model, [[0], [0] * 90], 1500)] == [2]

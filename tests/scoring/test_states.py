@@ -1,13 +1,24 @@
-"""Models with a state are known, read whole, and refused where answers follow a prompt that was read once."""
+"""Models with a state are known, and refused where calibration reads a prompt before its answers."""
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, JambaConfig, Lfm2Config, LlamaConfig, Mamba2Config, RwkvConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    FalconH1Config,
+    FalconH1ForCausalLM,
+    JambaConfig,
+    Lfm2Config,
+    LlamaConfig,
+    Mamba2Config,
+    RwkvConfig,
+)
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 
-from antiphase.evaluations.long_context.measure import losses_by_position
+from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.scoring.constrained import choose_options
 from antiphase.scoring.likelihood import score_options
-from antiphase.scoring.states import carries_state
+from antiphase.scoring.states import carries_state, check_no_state
 
 SIZES = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
@@ -23,18 +34,30 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_model_with_a_state_is_read_whole_and_asked_for_no_options(name):
+def test_a_model_with_a_state_is_known_and_not_calibrated_with_answers(name):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[name]).eval()
     assert carries_state(model)
-    ids = torch.randint(1, 60, (1, 33))
-    with torch.no_grad():
-        logits = model(input_ids=ids).logits[0, :-1].log_softmax(-1)
-    expected = -logits.gather(1, ids[0, 1:, None])[:, 0]
-    torch.testing.assert_close(losses_by_position(model, ids, chunk=8)[0], expected, atol=1e-4, rtol=1e-4)
+    with pytest.raises(ValueError, match=f"models of type {name} carry a state from token to token"):
+        check_no_state(model)
+
+
+def test_options_are_refused_where_calibration_needs_the_prompt_alone():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS["jamba"]).eval()
     for score in (score_options, choose_options):
-        with pytest.raises(ValueError, match=f"models of type {name} carry a state from token to token"):
+        with calibrated(model, CalibrationPlan({1: [0]})), pytest.raises(ValueError, match="jamba carry a state"):
             score(model, [[1, 2, 3], [1, 2, 4]], [[(5,), (6, 7)]] * 2)
+
+
+def test_a_layer_that_also_holds_a_state_makes_one(monkeypatch):
+    """Of keys and values and of a state at once, though the class of the model does not say so."""
+    config = FalconH1Config(**SIZES, **HEADS, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8)
+    (layer, *_) = DynamicCache(config=config).layers
+    assert isinstance(layer, DynamicLayer)
+    assert isinstance(layer, LinearAttentionLayer)
+    monkeypatch.setattr(FalconH1ForCausalLM, "_is_stateful", False)
+    assert carries_state(FalconH1ForCausalLM(config))
 
 
 def test_models_of_keys_and_values_have_none(any_model):

@@ -5,6 +5,8 @@ import copy
 import torch
 import transformers as hf
 
+from antiphase.scoring.probes import continues, generates, takes_padding
+
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
 FOREIGN = {
@@ -115,6 +117,12 @@ def logits_in_pieces(model, ids, mask, cache, sizes):
         logits.append(out.logits)
         start = end
     return torch.cat(logits, dim=1)
+
+
+def probed(model):
+    """The model, which has been asked how it may be read: what it reads afterwards are texts."""
+    takes_padding(model), continues(model), generates(model)
+    return model
 
 
 def alone(model, prompt, option):

@@ -7,7 +7,7 @@ from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.scoring import likelihood
 from antiphase.scoring.beginnings import counts_padding, is_read_in_parts
 from antiphase.scoring.likelihood import generated_tokens, score_options
-from support.models import PADDING_COUNTS, alone
+from support.models import PADDING_COUNTS, alone, probed
 
 PARTS = ["gpt_neo", "mpt"]
 """Models in which padding counts, but not the length."""
@@ -19,7 +19,7 @@ OPTIONS = [[[3], [4, 5, 6]], [[7, 8], [7, 9], [3, 4, 5, 6]], [[30, 31], [30]]]
 @pytest.mark.parametrize("cached_bytes", [1 << 30, 4000])
 def test_options_are_scored_as_by_plain_forward_passes(kind, cached_bytes, tiny_model, monkeypatch):
     monkeypatch.setattr(likelihood, "CACHED_BYTES", cached_bytes)
-    model, rows = tiny_model(kind), []
+    model, rows = probed(tiny_model(kind)), []
     hook = model.register_forward_pre_hook(
         lambda module, args, given: rows.append(len(given["input_ids"])), with_kwargs=True
     )
@@ -39,7 +39,7 @@ def test_options_are_scored_as_by_plain_forward_passes(kind, cached_bytes, tiny_
 @pytest.mark.parametrize("cached_bytes", [1 << 30, 4000])
 def test_a_common_beginning_is_read_once(kind, cached_bytes, any_model, monkeypatch):
     monkeypatch.setattr(likelihood, "CACHED_BYTES", cached_bytes)
-    model, read = any_model(kind), []
+    model, read = probed(any_model(kind)), []
     beginning = list(range(30, 50))
     prompts = [beginning + rest for rest in PROMPTS]
     assert is_read_in_parts(model)
@@ -71,7 +71,7 @@ def test_prompts_in_which_padding_would_count(kind, any_model):
 
 def test_logits_of_options_are_bounded_in_memory(tiny_model, monkeypatch):
     """However many options there are, and however large the vocabulary is."""
-    model = tiny_model("softmax")
+    model = probed(tiny_model("softmax"))
     size = 2 * 3 * model.config.vocab_size  # of two beginnings of at most three tokens
     monkeypatch.setattr(likelihood, "LOGITS_AT_ONCE", size)
     sizes = []

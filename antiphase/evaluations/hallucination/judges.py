@@ -18,7 +18,7 @@ from antiphase.data.tokenization import in_chat, prompt_tokens, tokens_after
 from antiphase.errors import NonFiniteError
 from antiphase.evaluations.hallucination import JudgeControl
 from antiphase.reading.endpoints import ChatEndpoint
-from antiphase.scoring.beginnings import is_read_in_parts, shared_beginning
+from antiphase.scoring.beginnings import shared_beginning
 from antiphase.scoring.likelihood import score_options
 from antiphase.scoring.loading import LoadedModel, context_length
 from antiphase.tasks.priors import area_under_curve
@@ -125,7 +125,7 @@ class LocalJudge:
         """The answer to each prompt with its options, yes and no."""
         model, answers = self.loaded.model, []
         prompts, options = [prompt for prompt, _ in asked], [options for _, options in asked]
-        shared = shared_beginning(prompts) if len(asked) > 1 and is_read_in_parts(model) else 0
+        shared = shared_beginning(prompts) if len(asked) > 1 else 0
         if any(shared < ALIKE * len(prompt) for prompt in prompts):
             shared = 0  # one batch of whole prompts is faster
         for scores in score_options(model, prompts, options, shared=shared):

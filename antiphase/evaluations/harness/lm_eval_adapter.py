@@ -27,7 +27,9 @@ from antiphase.data.tokenization import undated
 from antiphase.errors import InputError, NonFiniteError, nearest
 from antiphase.evaluations.harness import MeasuredTask, Metric
 from antiphase.evaluations.harness.task_code import FLAG, identity, task_code
+from antiphase.scoring.beginnings import is_padded
 from antiphase.scoring.likelihood import check_logits
+from antiphase.scoring.probes import generates
 from antiphase.uncertainty.intervals import wilson_interval
 
 VERSION: str = lm_eval.__version__
@@ -102,8 +104,10 @@ class ProjectLM(HFLM):
     """lm-eval's own model class for a loaded model; it counts truncated requests and shows no progress bars."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, batch_size: str = "8") -> None:
-        with _quiet():
-            super().__init__(pretrained=model, backend="causal", tokenizer=tokenizer, batch_size=batch_size)
+        with _quiet():  # lm-eval pads every batch
+            size = batch_size if is_padded(model) else "1"
+            super().__init__(pretrained=model, backend="causal", tokenizer=tokenizer, batch_size=size)
+        self.writes = generates(model)
         self.requests = 0
         self.cut = 0
         """Number of requests truncated at the beginning because they exceed the model's context."""
@@ -129,7 +133,16 @@ class ProjectLM(HFLM):
         return super().loglikelihood_rolling(requests, disable_tqdm=True)
 
     def generate_until(self, requests: Any, disable_tqdm: bool = True) -> Any:
-        """As in HFLM."""
+        """As in HFLM.
+
+        Raises:
+            InputError: the model's generation writes something else than the model itself.
+        """
+        if not self.writes:
+            raise InputError(
+                f"MODEL: {type(self.model).__name__} generates something else with a cache, so lm-eval's tasks that "
+                "generate cannot be measured; name tasks whose answers are scored"
+            )
         self.requests += len(requests)
         return super().generate_until(requests, disable_tqdm=True)
 

@@ -17,9 +17,9 @@ from antiphase.evaluations.held_out import contents as contents
 from antiphase.evaluations.held_out import prepare as prepare
 from antiphase.evaluations.long_context import LongContext, LongContextSettings, Point, Tail
 from antiphase.evaluations.parts import UNSTORED, Parts
+from antiphase.scoring.beginnings import forget_length, is_read_in_parts
 from antiphase.scoring.likelihood import finite_losses
 from antiphase.scoring.loading import LoadedModel
-from antiphase.scoring.states import carries_state
 from antiphase.uncertainty.intervals import mean_interval
 
 CHUNK = 1024
@@ -48,19 +48,21 @@ def measure(
 def losses_by_position(model: PreTrainedModel, input_ids: Tensor, *, chunk: int = CHUNK) -> Tensor:
     """-log p in nats of every token except the first, (B, N - 1) fp32 on the CPU; memory is linear in N.
 
-    Sequences go through the model one at a time, in chunks with a cache, or whole if the model carries a state.
+    Sequences go through the model one at a time, in chunks with a cache, or whole if the model may not read them in
+    parts.
 
     Raises:
         NonFiniteError: a loss is not finite.
     """
     rows = []
-    is_whole = carries_state(model)
+    is_whole = not is_read_in_parts(model)
     chunk = input_ids.shape[1] if is_whole else chunk
     for ids in input_ids.to(model.device):
+        forget_length(model)
         cache, found = DynamicCache(config=model.config), []
         for start in range(0, len(ids), chunk):
             part = ids[start : start + chunk]
-            further = {} if is_whole else {"past_key_values": cache, "use_cache": True}
+            further = {"use_cache": False} if is_whole else {"past_key_values": cache, "use_cache": True}
             logits = model(input_ids=part[None], **further).logits[0]
             targets = ids[start + 1 : start + 1 + len(part)]
             found.append(finite_losses(logits[: len(targets)], targets))

@@ -24,11 +24,12 @@ from antiphase.errors import InputError
 from antiphase.folders.contents import hash_of
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import work_in
-from antiphase.layers.positions import count_positions
 from antiphase.probing.statistics import attention_statistics
 from antiphase.records import Record
-from antiphase.scoring.likelihood import FILLED_TOKENS, batches, padded
+from antiphase.scoring.beginnings import batches
+from antiphase.scoring.likelihood import FILLED_TOKENS
 from antiphase.scoring.loading import refused_by_model
+from antiphase.scoring.padding import padded, padding
 from antiphase.studies.calibrate.cells import Cell, Cells, cell_of, scored
 from antiphase.studies.calibrate.confirm import PRIMARY, Acting, Confirm, ConfirmSettings
 from antiphase.studies.calibrate.confirm.outcomes import centred_log_probabilities, outcomes, pooled_centred, verdict
@@ -286,11 +287,9 @@ def heads_with_sinks(model: PreTrainedModel, prompts: Sequence[Sequence[int]], a
     Calibration reduces any of them.
     """
     counts: dict[Head, list[int]] = {}
-    for rows in batches(prompts, 8 * FILLED_TOKENS, filled=FILLED_TOKENS):
+    for rows in batches(model, prompts, 8 * FILLED_TOKENS, filled=FILLED_TOKENS):
         ids, mask = padded([prompts[row] for row in rows], model.device)
-        found = attention_statistics(
-            model, alpha=alpha, input_ids=ids, attention_mask=mask, position_ids=count_positions(mask)
-        )
+        found = attention_statistics(model, alpha=alpha, input_ids=ids, **padding(model, mask))
         for kind, sinks in enumerate((found.sinks & found.enough_queries[:, :, None], found.sinks)):
             for layer, of_layer in zip(found.layers, sinks.any(-1).sum(1).tolist(), strict=True):
                 for head, count in enumerate(of_layer):
