@@ -1,10 +1,13 @@
-"""Errors that the command line reports in one sentence: unusable input, and runs that diverged or were stopped."""
+"""Errors that the command line reports in one sentence: unusable input, and runs that diverged or were stopped; and how
+text of strangers is shown in sentences and terminals.
+"""
 
 from __future__ import annotations
 
 import difflib
 import re
 import reprlib
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +17,10 @@ DIVERGED = 3
 NO_MEMORY = re.compile(r"can't allocate memory|out of memory|[Ss]torage size calculation overflowed|overflow.* numel|"
                        r"integer multiplication overflow|Overflow when unpacking long")  # fmt: skip
 """In torch's errors about tensors that no memory can hold; on a CPU they have no class of their own."""
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What makes a terminal do something else than show a letter: all control characters but the tab and the new line,
+marks of direction, separators of lines, halves of pairs."""
 
 
 class InputError(ValueError):
@@ -58,6 +65,17 @@ class _Short(reprlib.Repr):
 
 shown = _Short().repr
 """``repr`` for messages: the beginning of a value that is long or deep."""
+
+
+def visible(text: str) -> str:
+    """The text with control characters as Python writes them: a terminal shows ``\\x1b`` and obeys nothing."""
+    return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def complain(message: str) -> None:
+    """Write one line to standard error."""
+    sys.stderr.write(f"antiphase: {visible(' '.join(message.splitlines()))}\n")
+    sys.stderr.flush()
 
 
 def is_lack_of_memory(error: Exception) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import re
 import signal
 import sys
@@ -19,7 +20,16 @@ from antiphase.cli import (
     tools,
 )
 from antiphase.cli.groups import late_group
-from antiphase.errors import DIVERGED, BrokenRunError, DivergedError, InputError, Interrupted, is_lack_of_memory
+from antiphase.errors import (
+    DIVERGED,
+    BrokenRunError,
+    DivergedError,
+    InputError,
+    Interrupted,
+    complain,
+    is_lack_of_memory,
+    visible,
+)
 
 COMMANDS: tuple[str | Callable[..., None], ...] = (
     "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations", "estimate",
@@ -102,6 +112,8 @@ def main() -> None:
     """
     if strange := next((word for word in sys.argv if any("\ud800" <= letter <= "\udfff" for letter in word)), None):
         _fail(f"the argument {strange!a} is not UTF-8; rename the file, or write the text as UTF-8", 2)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # letters that the terminal's encoding lacks, as for stderr
     sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]  # code of the Hub, which transformers would fetch
     try:
         with _ctrl_c_stops():
@@ -172,12 +184,10 @@ def _whole_words(beginning: str) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    shown = "".join(
-        letter if letter.isprintable() else ascii(letter)[1:-1] for letter in " ".join(message.splitlines())
-    )
+    shown = visible(" ".join(message.splitlines()))
     if len(shown) > LONGEST:
         shown = f"{_whole_words(shown[: LONGEST - END - 3])} … {_whole_words(shown[:-END:-1])[::-1]}"
-    sys.stderr.write(f"antiphase: {shown}\n")
+    complain(shown)
     sys.exit(code)
 
 

@@ -25,11 +25,12 @@ def make_console(*, quiet: bool = False, as_json: bool = False) -> Console:
         quiet: of several processes one speaks.
         as_json: standard output is for the record alone, so words and progress go to standard error.
     """
-    from rich.console import Console
     from transformers.utils.logging import disable_progress_bar
 
+    from antiphase.cli.terminal import Terminal
+
     disable_progress_bar()
-    return Console(quiet=quiet, stderr=as_json, markup=False)  # names of files may hold brackets
+    return Terminal(quiet=quiet, stderr=as_json, markup=False)  # names of files may hold brackets
 
 
 def sayer(console: Console) -> Callable[[str], None]:
@@ -67,13 +68,14 @@ def finish(
 
     ``page`` None: a report.
     """
+    from antiphase.cli.terminal import print_json
     from antiphase.records import PAGE
     from antiphase.report.html import write_report
     from antiphase.report.summary import presentation_of
     from antiphase.report.terminal import print_summary
 
     if as_json:
-        print_json(record)
+        print_json(record.text())
     else:
         print_summary(record, console)
         headings = presentation_of(record.kind).headings(record)
@@ -82,10 +84,3 @@ def finish(
             print_summary(other, console)
     written = (page or write_report)([record, *further], output / PAGE)
     console.print(f"record: {output / 'record.json'}\npage:   {written}", highlight=False)
-
-
-def print_json(record: Record) -> None:
-    """The record on standard output, as its file has it."""
-    import typer
-
-    typer.echo(record.text())

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from antiphase.cli.commands import command_of
-from antiphase.cli.console import finish, make_console, page_writer, print_json, sayer
+from antiphase.cli.console import finish, make_console, page_writer, sayer
 from antiphase.cli.groups import late_group
 from antiphase.cli.progress import job_progress, run_progress, share_progress
 from antiphase.registry import PACKAGES, Measurement, every
@@ -81,6 +81,7 @@ def command(measurement: Measurement) -> Callable[..., None]:
             written(settings, output=output, resume=resume, as_json=as_json)
 
     def written(settings: Any, *, output: Path | None, resume: bool, as_json: bool) -> None:
+        from antiphase.cli.terminal import print_json
         from antiphase.report.terminal import print_summary
 
         how = {"resume": resume, "as_json": as_json}
@@ -91,9 +92,9 @@ def command(measurement: Measurement) -> Callable[..., None]:
         presentation = measurement.presentation
         if as_json and hasattr(settings, "as_json"):  # predict prints texts, not its record
             for row in record.values["rows"]:
-                typer.echo(json.dumps(row, ensure_ascii=False))
+                print_json(json.dumps(row, ensure_ascii=False))
         elif as_json and settings.folder == "optional":
-            print_json(record)
+            print_json(record.text())
         elif settings.folder == "optional" or output is None:
             print_summary(record, console)
         elif not console.quiet:

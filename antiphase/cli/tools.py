@@ -82,8 +82,7 @@ def report(
 
     Example: [bold]antiphase report runs/demo --output demo.html[/]
     """
-    from rich.console import Console
-
+    from antiphase.cli.terminal import Terminal
     from antiphase.records import Record
     from antiphase.registry import measurement_of
     from antiphase.report.figures import save_figures
@@ -98,7 +97,7 @@ def report(
         if figures is not None:
             for name, record in zip(_folder_names(runs), records, strict=True):
                 save_figures(record, figures / name if len(records) > 1 else figures)
-    Console(highlight=False).print(f"written: {output}", markup=False)
+    Terminal(markup=False).print(f"written: {output}", highlight=False)
 
 
 def _folder_names(runs: Sequence[Path]) -> list[str]:

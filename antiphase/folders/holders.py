@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import stat
-import sys
 import threading
 import time
 import uuid
@@ -24,7 +23,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from antiphase.errors import Interrupted
+from antiphase.errors import Interrupted, complain
 from antiphase.records import write_atomically
 
 HOLDER = ".holder"
@@ -133,8 +132,7 @@ def _beat(folder: Path, own: Holder, ended: threading.Event) -> None:
     while not ended.wait(BEAT):
         found = holder_of(folder)
         if found is not None and found != own:
-            sys.stderr.write(f"antiphase: {folder} was taken over by a process on {found.host}; this one ends\n")
-            sys.stderr.flush()
+            complain(f"{folder} was taken over by a process on {found.host}; this one ends")
             os._exit(1)  # the main thread may be about to write
         try:
             os.utime(folder / HOLDER)
@@ -143,6 +141,5 @@ def _beat(folder: Path, own: Holder, ended: threading.Event) -> None:
             return  # the folder was removed; nobody else can mistake it for theirs
         except OSError as error:  # the storage does not answer: others will take this process for dead
             if time.monotonic() - touched > EXPIRES - BEAT:
-                sys.stderr.write(f"antiphase: {folder} cannot be reached ({error.strerror}); this process ends\n")
-                sys.stderr.flush()
+                complain(f"{folder} cannot be reached ({error.strerror}); this process ends")
                 os._exit(1)

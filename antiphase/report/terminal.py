@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from antiphase.errors import visible
 from antiphase.records import Record
 from antiphase.report.summary import main_tables, presentation_of
 from antiphase.report.tables import Table
@@ -44,7 +45,7 @@ def drawn_parts(table: Table, width: int) -> Iterator[RichTable]:
     Where the words of all columns do not fit into ``width``, the table is drawn in several parts, each with the first
     columns by which rows can be told apart.
     """
-    rows = table.text()
+    rows = [[visible(cell) for cell in row] for row in table.text()]  # before their width is measured
     constant = {
         index: rows[0][index]
         for index in range(len(table.columns))

@@ -140,7 +140,9 @@ def added(folder: Path, step: int) -> Iterator[Path]:
     with written_beside(final, aside=aside) as fresh:
         yield fresh
     for path in {aside, *found} - {final, *before[: KEPT - 1]}:
-        if path.exists():
+        if path.is_symlink() or path.is_file():  # never what it leads to
+            path.unlink()
+        elif path.exists():
             shutil.rmtree(path)
 
 

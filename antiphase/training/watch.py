@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
+from antiphase.errors import complain
+
 INTERVAL_SECONDS = 1.0
 """Between two reports of a process; a shorter limit has ten reports."""
 STALE = 5
@@ -78,8 +80,7 @@ class Watch:
                     self._finish(self._hanging())
         except DistError:  # torchrun has ended; if it was killed, it has not ended this process
             if not self._ended.wait(self.interval):
-                sys.stderr.write("antiphase: torchrun has ended, and this process with it\n")
-                sys.stderr.flush()
+                complain("torchrun has ended, and this process with it")
                 os._exit(1)
 
     def _report(self) -> Report:
@@ -111,8 +112,7 @@ class Watch:
             faulthandler.dump_traceback(sys.stderr)
         speaker = next((rank for rank in range(self.count) if rank not in hanging), 0)
         if self.rank == speaker:
-            sys.stderr.write(f"antiphase: {hang_message(hanging, self.count, self.limit)}\n")
-            sys.stderr.flush()
+            complain(hang_message(hanging, self.count, self.limit))
         else:
             time.sleep(2 * self.interval)  # torchrun ends all processes once one has ended
         os._exit(1)  # the main thread waits in code that cannot be interrupted
