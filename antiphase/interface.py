@@ -162,7 +162,7 @@ def antiphase_mask(
     Raises:
         ValueError: the model does not use the attention interface.
     """
-    if config is not None and not _knows_causality(type(config)):
+    if config is not None and not _is_made_for_sdpa(type(config)):
         return eager_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **kwargs)
     is_plain = (
         allow_is_causal_skip
@@ -185,11 +185,11 @@ def antiphase_mask(
 
 
 @torch.compiler.assume_constant_result
-def _knows_causality(config_class: type[PreTrainedConfig]) -> bool:
-    """Whether layers of models with such a configuration say themselves whether they are causal.
+def _is_made_for_sdpa(config_class: type[PreTrainedConfig]) -> bool:
+    """Whether layers of models with such a configuration take a boolean mask, and are causal themselves without one.
 
-    Classes of models declare it, for PyTorch's SDPA or for any backend. In those that declare neither (PEGASUS-X,
-    NLLB-MoE), the mask may be all that hides later tokens.
+    That is what PyTorch's SDPA asks of them, and classes of models declare it. In others, the mask may be all that
+    hides later tokens (PEGASUS-X, NLLB-MoE), or be taken for an additive one (DeepSeek V4).
 
     Raises:
         ValueError: none of these models uses the attention interface.
@@ -200,7 +200,7 @@ def _knows_causality(config_class: type[PreTrainedConfig]) -> bool:
             f"models of type {config_class.model_type} compute attention in code of their own, so attn_implementation="
             f'"{NAME}" cannot run them; choose "eager"'
         )
-    return bool(models) and all(model._supports_sdpa or model._supports_attention_backend for model in models)
+    return bool(models) and all(model._supports_sdpa for model in models)
 
 
 def _loaded_models(base: type[PreTrainedModel]) -> Iterator[type[PreTrainedModel]]:

@@ -78,6 +78,7 @@ def all_steps() -> dict[str, Callable[[], dict[str, Any]]]:
     steps["mutations"] = partial(run, "mutations", [sys.executable, str(ROOT / "tests/mutations/run.py")], {})
     scripts = {
         "transformers' own tests": ["tests/suites/run.py", "--output", RECORDS],
+        "zoo": ["tests/zoo/run.py", "--output", RECORDS],
         "floors": ["benchmarks/floors.py"],
         "companions": ["benchmarks/companions.py"],
     }

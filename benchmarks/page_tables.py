@@ -29,6 +29,7 @@ import programme
 import real_model_tables
 import reproduction_tables
 import suites_tables
+import zoo_tables
 from operator_tables import RATIO_HEAD, SHORT
 
 from antiphase.baselines.commands.classify import ClassifierMean, Classify
@@ -380,6 +381,8 @@ PUBLISHED = {"TREC": "91.2", "SUBJ": "89.6", "MPQA": "83.4", "CR": "79.8", "SST-
 
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "suites": suites_tables.counts,
+    "zoo": zoo_tables.counts,
+    "zoo-exceptions": zoo_tables.exceptions,
     "operator": operator_tables.whole,
     "operator-short": operator_tables.short,
     "further-calls": operator_tables.further_calls,

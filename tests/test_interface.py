@@ -363,6 +363,17 @@ def test_swaps_nest_and_restore_in_order():
     assert registered() == names
 
 
+def test_parts_with_implementations_of_their_own_get_them_back():
+    """Gemma 4 hears with eager attention only, and reads with SDPA."""
+    model = built("causal", "gemma4", None, torch.float32)
+    parts = [module for module in model.modules() if isinstance(module, hf.PreTrainedModel)]
+    before = [part.config._attn_implementation for part in parts]
+    assert {"eager", "sdpa"} <= set(before)
+    with wrapped_attention(model, lambda function: function):
+        assert set(before).isdisjoint(part.config._attn_implementation for part in parts)
+    assert [part.config._attn_implementation for part in parts] == before
+
+
 def test_an_error_inside_restores_the_model_and_is_not_replaced():
     model, ids = foreign_model("llama", "eager"), torch.randint(3, 61, (1, 9))
     before, names = model(ids).logits, registered()

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from antiphase.errors import InputError
@@ -143,6 +143,7 @@ def wrapped_attention(model: PreTrainedModel, wrap: Callable[[AttentionFunction]
     AttentionInterface.register(name, wrapped)
     if mask is not None:  # without one, transformers passes no mask, as it did to the original
         AttentionMaskInterface.register(name, mask)
+    restore = restorer(model)
     try:
         model.set_attn_implementation(name)
         if model.config._attn_implementation != name:
@@ -155,9 +156,32 @@ def wrapped_attention(model: PreTrainedModel, wrap: Callable[[AttentionFunction]
             )
     finally:
         if not original.startswith(REPLACEMENT_PREFIX) or original in AttentionInterface._global_mapping:
-            model.set_attn_implementation(original)
+            restore()
         del AttentionInterface._global_mapping[name]
         masks.pop(name, None)
+
+
+def restorer(model: PreTrainedModel) -> Callable[[], None]:
+    """What gives every part of a model the attention implementation back that it has now.
+
+    A model for images or sound may have parts that run eager code only, besides a text model that does not.
+    """
+    parts = {id(one): one for module in model.modules() if isinstance(module, PreTrainedModel)
+             for one in _configurations(module.config)}  # fmt: skip
+    before = [(one, one._attn_implementation) for one in parts.values()]
+
+    def restore() -> None:
+        for one, name in before:
+            one._attn_implementation = {"": name}  # a name alone would count for its parts too
+
+    return restore
+
+
+def _configurations(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
+    yield config
+    for name in config.sub_configs:
+        if (part := getattr(config, name, None)) is not None:
+            yield from _configurations(part)
 
 
 def _function_of(model: PreTrainedModel, implementation: str) -> AttentionFunction:

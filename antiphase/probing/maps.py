@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from antiphase.errors import NonFiniteError
 from antiphase.instrumentation.calls import AttentionCall, Pairing, kind_of
-from antiphase.instrumentation.hooks import is_encoder_decoder, observed
+from antiphase.instrumentation.hooks import is_encoder_decoder, observed, restorer
 from antiphase.interface import REPLACEMENT_PREFIX
 from antiphase.layers.masks import combine_mask
 from antiphase.probing.rows import rows_of
@@ -102,11 +102,12 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
         raise ValueError(f"{type(model).__name__} does not use transformers' attention interface")
     if original.startswith(REPLACEMENT_PREFIX):
         raise ValueError("attention that a block observes or changes has no eager maps; read them outside the block")
+    restore = restorer(model)
     model.set_attn_implementation("eager")
     try:
         yield
     finally:
-        model.set_attn_implementation(original)
+        restore()
 
 
 class _Watch:
@@ -123,6 +124,9 @@ class _Watch:
             call.refuse_other_keys()
         name, lam = type(call.module).__name__, call.lam
         visible = visible_pairs(call)
+        part = self._part(call.module, visible)
+        if part == "decoder":  # T5Gemma 2's decoder attends to both texts at once
+            call.refuse_other_keys()
         if call.kind.subtracts:
             maps = rows_of(call, call.query, call.key, visible[None, None], lam).maps[0]
         elif weights is None:
@@ -143,7 +147,7 @@ class _Watch:
         visible = visible.cpu()
         if bool(maps[:, :, ~visible].any()):
             raise ValueError(f"{name} has weight on keys hidden by its mask")
-        self.found.append(AttentionMaps(call.layer, maps, lam, visible, self._part(call.module, visible)))
+        self.found.append(AttentionMaps(call.layer, maps, lam, visible, part))
 
     def _part(self, module: nn.Module, visible: Tensor) -> str | None:
         """Whether a call is self-attention or cross-attention of a decoder; some models do not declare it (NLLB)."""

@@ -7,6 +7,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss
 
 from antiphase.instrumentation.calls import SOFTMAX, AttentionCall
 from antiphase.probing.maps import attention_maps, visible_pairs
+from zoo.architectures import built, texts
 
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
 SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
@@ -152,6 +153,13 @@ def test_models_of_this_package_show_both_maps(tiny_model, kind, implementation,
             assert one.lam.shape == (heads, N)
             assert bool((one.lam == one.lam[:, :1]).all()) == (kind == "differential"), "in V2 λ is a token's own"
     assert [int(one.visible[-1].sum()) for one in found] == [N, 5, N]
+
+
+def test_a_decoder_that_attends_to_both_texts_at_once_is_refused():
+    """Its keys are the source's tokens behind the target's own."""
+    model = built("encoder-decoder", "t5gemma2", "eager", torch.float32)
+    with pytest.raises(ValueError, match=r"^T5Gemma2MergedAttention attends to 48 keys with 24 queries"):
+        attention_maps(model, texts(1), texts(1))
 
 
 def test_the_model_is_unchanged_after_an_error(ids):

@@ -1,8 +1,9 @@
 """What must hold of every architecture: each property is a cell, equal, refused by name, or wrong."""
 
+import re
 import traceback
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from unittest.mock import patch
 
 import torch
@@ -10,7 +11,7 @@ import torch
 import antiphase
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.evaluations.long_context.measure import losses_by_position
-from antiphase.instrumentation.hooks import observed
+from antiphase.instrumentation.hooks import is_encoder_decoder, observed
 from antiphase.probing.maps import attention_maps
 from antiphase.probing.statistics import attention_statistics
 from antiphase.scoring import likelihood
@@ -22,6 +23,7 @@ BOUNDS = {torch.float32: 1e-3, torch.float64: 1e-5}
 whatever they are in; what is wrong differs by 1e-2 and more.
 """
 CHUNK = 5
+MOST_WORDS = 300
 PACKAGE = antiphase.__file__.rpartition("/")[0]
 
 
@@ -50,18 +52,19 @@ class Subject:
         """The same weights with the project's attention."""
         return self.model("antiphase")
 
+    @cached_property
+    def is_pair(self):
+        """Some that transformers lists as such read sound with one part and text with the other, which is a decoder."""
+        return is_encoder_decoder(self.eager)
+
     def logits(self, model, ids, mask=None):
         """(B, N, words); of a pair, both parts read the text."""
         further = {} if mask is None else {"attention_mask": mask}
-        if self.family == "encoder-decoder":
+        if self.is_pair:
             further["decoder_input_ids"] = ids
             if mask is not None:
                 further["decoder_attention_mask"] = mask
         return model(input_ids=ids, **further).logits
-
-
-class Theirs(Exception):  # noqa: N818  # not an error of ours: transformers' own result is none
-    """transformers itself gives no result to compare with."""
 
 
 def difference(found, expected) -> float:
@@ -81,10 +84,7 @@ def attention(of):
         mask = torch.ones_like(ids)
         mask[1, hidden] = 0
         real = mask.bool()
-        expected = of.logits(of.own, ids, mask)[real]
-        if not bool(expected.isfinite().all()):
-            raise Theirs(f"{type(of.own).__name__} gives logits that are not numbers with padding")
-        found.append(difference(of.logits(of.fast, ids, mask)[real], expected))
+        found.append(difference(of.logits(of.fast, ids, mask)[real], of.logits(of.own, ids, mask)[real]))
     return max(found)
 
 
@@ -131,7 +131,7 @@ def options(of):
 def statistics(of):
     """Weight received and entropy are those of the maps that eager attention returns."""
     ids = texts(2)
-    if of.family == "encoder-decoder":
+    if of.is_pair:
         return maps_of_pair(of, ids[:1])
     found = attention_statistics(of.own, input_ids=ids)
     maps = eager_maps(of.eager, ids)
@@ -139,8 +139,9 @@ def statistics(of):
         raise AssertionError(f"{len(found.layers)} layers measured, {len(maps)} returned weights")
     gaps = []
     for layer, weights in enumerate(maps):
-        seen = (weights > 0).sum(-2).clamp(min=1)
-        gaps.append(difference(found.received[layer], weights.sum(-2) / seen))
+        seen = (weights > 0).any(1, keepdim=True).sum(-2)  # in any map: a small weight may be rounded to 0
+        received = (weights.sum(-2) / seen).nan_to_num()  # keys that no query sees
+        gaps.append(difference(found.received[layer].nan_to_num(), received))
         gaps.append(difference(found.entropy[layer], torch.special.entr(weights).sum(-1).mean(-1)))
     return max(gaps)
 
@@ -193,9 +194,10 @@ def untrue(of, prompts, *, longest=3) -> float:
 
 
 def eager_maps(model, ids):
-    """The maps (B, maps, N, N) of every layer that has some."""
+    """The softmax maps (B, maps, N, N) of every layer that has some; linear attention may return weights too."""
     given = model(input_ids=ids, output_attentions=True).attentions
-    return [weights.double() for weights in given or () if weights is not None and weights.dim() == 4]
+    maps = [weights.double() for weights in given or () if weights is not None and weights.dim() == 4]
+    return [weights for weights in maps if bool(((weights.sum(-1) - 1).abs() < 1e-3).all())]
 
 
 def maps_of_pair(of, ids):
@@ -215,32 +217,51 @@ def maps_of_pair(of, ids):
 
 @torch.no_grad()
 def judged(of, cell) -> dict:
-    """The state of a cell: "equal" or "wrong" with the difference, "refused" or "crash" with the words."""
+    """The state of a cell and what it rests on.
+
+    "equal" and "wrong" come with the difference, "refused" with the sentence, in which … stands for the model's names;
+    "unnamed" is a refusal that does not say which model it is about, and "crash" any other error.
+    """
     try:
         gap = cell(of)
-    except Theirs as reason:
-        return {"state": "listed", "why": str(reason)}
     except Exception as error:  # noqa: BLE001  # whatever a model raises is a result
-        words = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        words = " ".join(str(error).split())
         frames = traceback.extract_tb(error.__traceback__)
-        is_refusal = isinstance(error, ValueError) and frames[-1].filename.startswith(PACKAGE)
-        place = f"{frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno}"
-        return {"state": "refused" if is_refusal else "crash", "why": words[:300], "at": place}
+        if not isinstance(error, ValueError) or not frames[-1].filename.startswith(PACKAGE):
+            place = f"{frames[-1].filename.rpartition('site-packages/')[2]}:{frames[-1].lineno}"
+            place = place.replace(f"{PACKAGE.rpartition('/')[0]}/", "")
+            return {"state": "crash", "why": f"{type(error).__name__} at {place}: {words}"[:MOST_WORDS]}
+        named = names_of(of).sub("…", words)
+        return {"state": "unnamed" if named == words else "refused", "why": named[:MOST_WORDS]}
     return {"state": "equal" if gap <= BOUNDS[of.dtype] else "wrong", "difference": gap}
 
 
-def names_model(of, words) -> bool:
-    """Whether a refusal says which model it is about: by its type, its class, or a class of its layers."""
+def names_of(of):
+    """Finds the model's type, its class and the classes of its layers in a sentence."""
     modules = {
         type(module).__name__ for module in of.eager.modules() if not type(module).__module__.startswith("torch")
     }
-    return any(name in words for name in {of.name, of.eager.config.model_type, *modules})
+    names = sorted({of.name, of.eager.config.model_type, *modules}, key=len, reverse=True)
+    return re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, names))})(?![\w-])")
 
 
-def rows(family, name, dtypes):
-    """The row of every cell of one architecture."""
-    for dtype in dtypes:
-        of = Subject(family, name, dtype)
-        for cell in CELLS[family]:
-            yield {"family": family, "name": name, "dtype": str(dtype).removeprefix("torch."), "cell": cell.__name__,
-                   **judged(of, partial(cell))}  # fmt: skip
+def row(family, name) -> dict:
+    """All cells of an architecture: {"family", "name", "cells": {cell: {number format: {"state", ...}}}}.
+
+    If transformers cannot build or run a model at all, each of its cells is "unbuilt".
+    """
+    found: dict = {}
+    for dtype in BOUNDS:
+        of, unbuilt = Subject(family, name, dtype), None
+        try:
+            with torch.no_grad():
+                of.logits(of.eager, texts(2))
+        except Exception as error:  # noqa: BLE001  # whatever a model raises is a result
+            unbuilt = {
+                "state": "unbuilt",
+                "why": f"{type(error).__name__}: {' '.join(str(error).split())}"[:MOST_WORDS],
+            }
+        for cell in CELLS[family if unbuilt or family != "encoder-decoder" or of.is_pair else "causal"]:
+            kept = found.setdefault(cell.__name__, {})
+            kept[str(dtype).removeprefix("torch.")] = unbuilt or judged(of, cell)
+    return {"family": family, "name": name, "cells": found}
