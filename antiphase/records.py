@@ -40,6 +40,14 @@ CHECKSUM = "sha256"
 """Key of the digest of all else in a record."""
 ARRAYS_CHECKSUM = "arrays_sha256"
 """Key of the digest of the file with its arrays; older records lack it."""
+BELONGS = "belongs_to"
+"""Key of the digests of those of ``IDENTITIES`` that lay beside a record when it was written; older records lack it."""
+IDENTITIES = (
+    "run.yaml", "compare.yaml", "request.json", "journal.jsonl", "text.sha256", "start.sha256", "model.sha256",
+)  # fmt: skip
+"""Files that say what a folder's work is: settings, and digests of text and weights. Each is written once, before the
+record, except that a journal grows after its first line, which says what is measured."""
+LONGEST_LINE = 1 << 27
 GIVE_A_RUN = "give the folder of a run"
 PACKAGES = ("antiphase", "torch", "transformers", "tokenizers", "numpy")
 
@@ -68,7 +76,8 @@ class Record:
     def save(self, folder: str | Path, name: str = "record") -> Path:
         """Write ``NAME.json`` (and ``NAME.safetensors``) in ``folder``, each atomically; return the JSON path.
 
-        The JSON has a checksum of the arrays, so that ``load`` refuses those of another record.
+        The JSON has a checksum of the arrays and of the work whose folder it is, so that ``load`` refuses those of
+        another record, and the record itself in the folder of other work.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +85,7 @@ class Record:
         if arrays is not None:
             write_atomically(folder / f"{name}.safetensors", arrays)
         path = folder / f"{name}.json"
-        write_atomically(path, (self._text(arrays) + "\n").encode())
+        write_atomically(path, (self._text(arrays, identity(folder)) + "\n").encode())
         if not self.arrays:  # arrays of an earlier record with this name do not belong to this one
             (folder / f"{name}.safetensors").unlink(missing_ok=True)
         return path
@@ -85,8 +94,10 @@ class Record:
         """The record as JSON, with checksums, without its arrays."""
         return self._text(self._packed_arrays())
 
-    def _text(self, arrays: bytes | None) -> str:
+    def _text(self, arrays: bytes | None, belongs: dict[str, str] | None = None) -> str:
         tree = finite({key: value for key, value in self.__dict__.items() if key != "arrays"})
+        if belongs:
+            tree[BELONGS] = belongs
         if arrays is not None:
             tree[ARRAYS_CHECKSUM] = hashlib.sha256(arrays).hexdigest()
         return _json({**tree, CHECKSUM: _checksum(tree)})
@@ -105,8 +116,8 @@ class Record:
         """Read a record from its JSON file, or from the folder that holds ``record.json``.
 
         Raises:
-            InputError: the file is missing, is not a record, is damaged, or was written by a newer version. Records of
-                older versions have no checksum and are read without one.
+            InputError: the file is missing, is not a record, is damaged, was written by a newer version, or belongs to
+                other work than the folder's. Records of older versions have no checksums and are read without them.
         """
         path = Path(path)
         if path.is_dir():
@@ -126,6 +137,7 @@ class Record:
             raise InputError(
                 f"{path} was changed after it was written; restore it, or remove its last line, {CHECKSUM}"
             )
+        _check_place(path, tree.get(BELONGS))
         known = {key: tree[key] for key in cls.__dataclass_fields__ if key in tree}
         record = cls(**known)
         arrays = path.with_suffix(".safetensors")
@@ -152,6 +164,35 @@ class Record:
         """A sentence for each model whose weights were dequantized."""
         found = self.config.get(DEQUANTIZED) or {}
         return [f"{name}: the weights were {dequantized(origin)}." for name, origin in found.items()]
+
+
+def identity(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file in a folder that says what its work is, by name; empty for a folder of records alone."""
+    found = {}
+    for path in (folder / name for name in IDENTITIES):
+        if path.is_file():
+            with reading(path, ""), open(path, "rb") as file:
+                content = file.readline(LONGEST_LINE) if path.suffix == ".jsonl" else file.read()
+            found[path.name] = hashlib.sha256(content).hexdigest()
+    return found
+
+
+def _check_place(path: Path, belongs: Any) -> None:
+    """
+    Args:
+        belongs: the digests that a record has; None: it does not say where it belongs.
+
+    Raises:
+        InputError: the record's folder is of other work.
+    """
+    if belongs is None:
+        return
+    kept = belongs if isinstance(belongs, dict) else {}
+    if other := [name for name, digest in identity(path.parent).items() if kept.get(name) != digest]:
+        raise InputError(
+            f"{path} is the record of other work than {other[0]} beside it tells of; restore it, or remove it and "
+            "repeat the command with --resume"
+        )
 
 
 def _json(tree: Any) -> str:

@@ -147,7 +147,7 @@ def execute(run: Run, settings: RunSettings) -> Line:
 def curve(found: RunResult) -> list[list[float | None]]:
     """Step, first-query accuracy and held-out loss of every evaluation."""
     return [
-        [point.step, *(value if value is None else round(value, 5) for value in (point.accuracy, point.loss))]
+        [point.step, *(None if value is None else round(value, 5) for value in (point.accuracy, point.loss))]
         for point in found.curve
     ]
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -24,7 +24,15 @@ from antiphase.reading.files import read_json
 from antiphase.records import Record
 from antiphase.scoring.loading import context_length
 
-Run = TypeVar("Run")
+
+class HasFolder(Protocol):
+    """The result of a run, which says in which folder it was made."""
+
+    @property
+    def folder(self) -> str: ...
+
+
+Run = TypeVar("Run", bound=HasFolder)
 JOBS = "jobs"
 """Folder of the commands that have not finished elsewhere."""
 
@@ -147,7 +155,7 @@ def load_or_run_each(
         read: finds the result of a run in the record of its folder.
 
     Raises:
-        InputError: the model in a finished run's folder has changed.
+        InputError: the model in a finished run's folder has changed, or the folder holds another run.
         Interrupted: Ctrl-C was pressed; finished runs are kept.
     """
     found: list[Run] = []
@@ -156,6 +164,10 @@ def load_or_run_each(
             if (output / folder / "record.json").is_file():
                 check_model(output / folder)
                 run = read(Record.load(output / folder))
+                if run.folder != folder:
+                    raise InputError(
+                        f"{output / folder} holds another run, {run.folder}; remove it, and --resume trains it again"
+                    )
             else:
 
                 def steps(done: int, most: int, begun: int = number) -> None:

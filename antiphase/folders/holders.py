@@ -4,8 +4,9 @@ A lock of the file system (``flock``) ends with its process, and decides between
 machines that is true only of some file systems. So a holder also writes ``.holder`` (its machine, process and a random
 token) and touches it every ``BEAT`` seconds. A process of another machine may take the folder over once nobody has
 touched the file for ``EXPIRES`` seconds; both times are read from the clock of the storage, by touching a file, so
-that clocks of machines need not agree. A holder that was suspended for so long finds another token in the file, at its
-next beat or before it writes a checkpoint, and ends without writing.
+that clocks of machines need not agree. A holder that was suspended for so long finds another token in the file, or no
+file once the other one has ended, at its next beat or before it writes, and ends without writing. No clock of its own
+tells it that it slept: that of a suspended virtual machine stands still.
 """
 
 from __future__ import annotations
@@ -119,20 +120,29 @@ def confirm_held() -> None:
     """Check that no other machine has taken a folder over, before something is written that cannot be taken back.
 
     Raises:
-        Interrupted: another machine holds it by now.
+        Interrupted: another machine holds it by now, or has held it.
     """
     for folder, own in list(_held.items()):
-        if (found := holder_of(folder)) is not None and found != own:
-            raise Interrupted(f"{folder} was taken over by a process on {found.host} while this one did not run")
+        if (taken := _taken_over(folder, own)) is not None:
+            raise Interrupted(f"{taken} while this one did not run")
+
+
+def _taken_over(folder: Path, own: Holder) -> str | None:
+    """What happened to a folder that this process held; None if it still does, or if the folder is gone."""
+    found = holder_of(folder)
+    if found == own or not folder.is_dir():
+        return None
+    if found is None:
+        return f"{folder} names this process as its holder no more: another one has used it"
+    return f"{folder} was taken over by a process on {found.host}"
 
 
 def _beat(folder: Path, own: Holder, ended: threading.Event) -> None:
     """Touch the file from time to time; end the process if another one has taken the folder over."""
     touched = time.monotonic()
     while not ended.wait(BEAT):
-        found = holder_of(folder)
-        if found is not None and found != own:
-            complain(f"{folder} was taken over by a process on {found.host}; this one ends")
+        if (taken := _taken_over(folder, own)) is not None:
+            complain(f"{taken}; this one ends")
             os._exit(1)  # the main thread may be about to write
         try:
             os.utime(folder / HOLDER)

@@ -14,6 +14,7 @@ from typing import Any
 
 from antiphase.errors import InputError
 from antiphase.folders.contents import hash_of
+from antiphase.folders.holders import confirm_held
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.folders.work import Resumable
 from antiphase.reading.files import reading
@@ -34,7 +35,12 @@ JOURNALED = Resumable(
 
 
 def append_line(path: Path, values: dict[str, Any]) -> None:
-    """Append a line with a checksum of its values, and flush it to disk."""
+    """Append a line with a checksum of its values, and flush it to disk.
+
+    Raises:
+        Interrupted: another machine has taken the folder over.
+    """
+    confirm_held()
     line = json.dumps({**values, CHECKSUM: _checksum(values)})
     with writing(path), open(path, "ab") as file:
         file.write((line + "\n").encode())

@@ -98,7 +98,7 @@ def only_one(folder: Path) -> Iterator[None]:
     (``holders.py``).
 
     Raises:
-        InputError: another process uses it, it cannot be created, or it holds a link, a pipe or a device as a file.
+        InputError: another process uses it, it cannot be created, or it holds a link, a pipe or a device.
     """
     made = make_folder(folder)
     _check_own(folder)
@@ -124,19 +124,20 @@ def only_one(folder: Path) -> Iterator[None]:
 
 
 def _check_own(folder: Path) -> None:
-    """Look for what would be written through: a run that somebody else began may hold links to any file. Links to
-    folders, as to a larger disk, stay possible: only folders and files of the run's own names are written there.
+    """Look for what would be read, written or deleted through: a run that somebody else began may hold links to any
+    file or folder, at any depth. The folder itself may be a link, which its user names.
 
     Raises:
-        InputError: a file is a link, a pipe or a device.
+        InputError: something in it is a link, a pipe or a device.
     """
-    for path in folder.iterdir():
-        if path.is_symlink() and not path.is_dir():
-            raise InputError(
-                f"--output {folder}: {path.name} is a link, so another file would be overwritten; put a copy there"
-            )
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise InputError(f"--output {folder}: {path.name} is a pipe or a device; remove it")
+    for home, folders, files in os.walk(folder):
+        for path in (Path(home, name) for name in sorted((*folders, *files))):
+            shown = path.relative_to(folder)
+            if path.is_symlink():
+                what = "folder would be changed" if path.is_dir() else "file would be overwritten"
+                raise InputError(f"--output {folder}: {shown} is a link, so another {what}; put a copy there")
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise InputError(f"--output {folder}: {shown} is a pipe or a device; remove it")
 
 
 def _remove_leftovers(folder: Path) -> None:

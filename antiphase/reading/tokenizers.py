@@ -23,17 +23,22 @@ from antiphase.reading.gguf import (
     split_digits,
 )
 
-PROBE = "A word, 42 más;\n\t中文 😀"
-"""What every tokenizer is tried on: letters of two scripts, digits, signs, white space, a character of four bytes."""
+PROBE = "The quick brown fox didn't jump over 42 lazy dogs, unbelievably más;\n\t中文 😀"
+"""What every tokenizer is tried on: many merges, letters of two scripts, digits, white space, a character of four
+bytes.
+"""
 LARGEST = 1 << 24
 """Largest number of tokens, or of places in a text, that a tokenizer's files may name."""
+REPEATED = 4
+"""Times that it is encoded again, to see the same tokens."""
 
 
 def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder or of a repository of the Hugging Face Hub; code in it is never run.
 
     Raises:
-        InputError: there is none, it is broken or needs its own code, or the Hub is out of reach.
+        InputError: there is none, it is broken, needs its own code or draws tokens at random, or the Hub is out of
+            reach.
     """
     if is_gguf(name_or_path):
         return _gguf_tokenizer(name_or_path, flag)
@@ -53,6 +58,7 @@ def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTra
         if not isinstance(tokenizer.model_max_length, int | float):
             raise TypeError(f"model_max_length must be a number, got {tokenizer.model_max_length!r}")
     _try_out(tokenizer, f"{flag} {name_or_path}")
+    check_fixed(tokenizer, f"{flag} {name_or_path}")
     return cast(PreTrainedTokenizerBase, tokenizer)
 
 
@@ -88,6 +94,27 @@ def _try_out(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
     with loading(f"{place}: its tokenizer cannot encode a text", remedy):
         for special in (False, True):
             tokenizer.decode(tokenizer(PROBE, add_special_tokens=special)["input_ids"])
+
+
+def check_fixed(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
+    """Check that a text always becomes the same tokens: no part of a tokenizer that was sampled in training still is.
+
+    Raises:
+        InputError: it draws merges or segmentations at random, so that every reading would give other figures.
+    """
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    drawn = {
+        "dropout": bool(getattr(model, "dropout", None)),
+        "enable_sampling": bool((getattr(tokenizer, "sp_model_kwargs", None) or {}).get("enable_sampling")),
+    }
+    first = tokenizer(PROBE)["input_ids"]
+    named = [name for name, is_drawn in drawn.items() if is_drawn]
+    if named or any(tokenizer(PROBE)["input_ids"] != first for _ in range(REPEATED)):
+        what = f"its {named[0]} is set" if named else "repeated readings of a text differ"
+        raise InputError(
+            f"{place}: this tokenizer draws the tokens of a text at random ({what}), so no figure could be repeated; "
+            "set that to null in its tokenizer.json or tokenizer_config.json"
+        )
 
 
 def _gguf_tokenizer(name: str, flag: str) -> PreTrainedTokenizerBase:

@@ -31,6 +31,7 @@ from antiphase.config import RunSettings, kept_run
 from antiphase.errors import InputError
 from antiphase.folders.contents import check_loaded
 from antiphase.reading.models import ORIGIN, origin_of, read_model
+from antiphase.reading.tokenizers import check_fixed
 from antiphase.records import DEQUANTIZED
 
 HEADS = (
@@ -56,7 +57,12 @@ class LoadedModel:
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
-    """Wrap a model that is already loaded, under the name from which it was loaded."""
+    """Wrap a model that is already loaded, under the name from which it was loaded.
+
+    Raises:
+        InputError: the tokenizer draws tokens at random.
+    """
+    check_fixed(tokenizer, "tokenizer")
     return LoadedModel(model.config.name_or_path or "model", model, tokenizer, None)
 
 

@@ -29,7 +29,7 @@ from antiphase.studies.jobs import Job, Report, run_jobs
 from antiphase.studies.runs import RunResult, run_of
 from antiphase.studies.started import check_unseen
 from antiphase.training.checkpoint import checkpoints
-from antiphase.training.run_folder import WITHOUT_EFFECT
+from antiphase.training.run_folder import WITHOUT_EFFECT, check_run_of, run_record
 from antiphase.training.run_model import check_settings
 from antiphase.typed import build, dotted
 
@@ -208,15 +208,23 @@ class Grid:
         """Train all runs that are not finished, as many at a time as there are cores or GPUs, here or on the cluster.
 
         Raises:
-            InputError, Interrupted: as ``run_jobs``.
+            InputError, Interrupted: as ``run_jobs``; or a folder holds another run than the study would train there.
         """
+        for job in self.jobs:
+            if (self.output / job.name / "record.json").is_file():
+                check_run_of(self.output / job.name, job.settings)
         devices = [job.settings.training.device for job in self.jobs]
         pool = self.executor.pool(devices, self.preset.compare.processes, say)
         run_jobs(self.jobs, self.output, pool=pool, report=report)
 
     def result(self, job: Job) -> RunResult:
-        """The result of a finished run."""
-        return run_of(Record.load(self.output / job.name))
+        """The result of a finished run.
+
+        Raises:
+            InputError: the folder holds another run, or its record is another run's.
+        """
+        check_run_of(self.output / job.name, job.settings)
+        return run_of(run_record(self.output / job.name))
 
     def save(
         self,

@@ -74,6 +74,8 @@ class Progress:
     """Dtype of matrix products, which ``training.precision: auto`` chooses by the machine."""
     stages: list[Stage] = field(default_factory=list)
     """Those that have begun, of which the last one lasts; none without ``data.lengths``."""
+    run: str | None = None
+    """Digest of the run (``run_folder.run_digest``); checkpoints of earlier versions have none."""
 
     @property
     def page_length(self) -> int | None:

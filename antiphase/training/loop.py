@@ -18,6 +18,7 @@ from antiphase.config import RunSettings, TrainingSettings
 from antiphase.data.prepare import PreparedData
 from antiphase.errors import DivergedError, InputError, Interrupted, NonFiniteError
 from antiphase.folders.contents import check_content, check_start, keep_model
+from antiphase.folders.holders import confirm_held
 from antiphase.folders.permissions import share_weights
 from antiphase.layers.registry import set_training_step
 from antiphase.models.checkpoints import Checkpoint
@@ -33,11 +34,14 @@ from antiphase.training.objective import NextTokenLoss, predictions
 from antiphase.training.optimizer import build_optimizer, learning_rate
 from antiphase.training.run_folder import (
     CURVE,
+    RUN_KEY,
     MetricsLog,
     check_diverged,
+    check_progress,
     diverged_message,
     last_metrics,
     open_run,
+    run_digest,
 )
 from antiphase.training.run_model import (
     attention_only,
@@ -158,11 +162,13 @@ class _Run:
         self.objective = group.wrap(NextTokenLoss(self.model, group.exchange, equal_rows=settings.data.equal_rows))
         self.optimizer = build_optimizer(self.model, self.training)
         found = load_checkpoint(output, self.model, self.optimizer, say=self.say, group=group)
+        if found is not None:
+            check_progress(output, found)
         self.stops = Stops()
         origin = getattr(model.config, ORIGIN, None)
         begun = [Stage(length=length, step=0) for length in settings.data.lengths[:1]]
         self.progress = found or Progress(
-            step=0, seconds=0.0, tokens=0, curve=[], dequantized_from=origin, stages=begun
+            step=0, seconds=0.0, tokens=0, curve=[], dequantized_from=origin, stages=begun, run=run_digest(output)
         )
         precision = str(self.autocast or self.model.dtype).removeprefix("torch.")
         if self.progress.precision not in (None, precision):
@@ -176,7 +182,7 @@ class _Run:
         self.divided = (
             None if group.mesh is None else DividedCheckpoints(output, self.model, self.optimizer, group, limit)
         )
-        self.log = MetricsLog(output, step=self.progress.step) if group.is_first else None
+        self.log = MetricsLog(output, step=self.progress.step, run=self.progress.run) if group.is_first else None
         wants_board = self.training.tensorboard and group.is_first
         self.board = _tensorboard(output, self.progress.step) if wants_board else None
 
@@ -321,6 +327,7 @@ class _Run:
             self._advance(point[PAGE_ACCURACY])
         self.progress.curve.append(finite(point))
         if self.group.is_first:
+            confirm_held()
             write_atomically(self.output / CURVE, json.dumps(self.progress.curve).encode())
         self._to_board({f"evaluation/{name}": value for name, value in point.items()} | {"step": point["step"]})
         self.report(self.progress.step, {"evaluation": point})
@@ -399,6 +406,7 @@ class _Run:
         if self.progress.dequantized_from is not None:
             setattr(self.model.config, ORIGIN, self.progress.dequantized_from)  # a resumed run has not read it
         self.group.tick("writing the model")
+        confirm_held()
         if self.group.mesh is not None:
             export(self.model, self.output, self.group.rank, self.group.count)
         elif self.group.is_first:
@@ -454,6 +462,7 @@ def run_values(model: PreTrainedModel, progress: Progress, output: Path, trainin
         "lambdas": lambdas(model),
         "gradient_norms": last.get("gradient_norms") if last else None,
         "diverged": None,
+        RUN_KEY: progress.run,
     }
 
 

@@ -21,7 +21,7 @@ compare: {seeds: [0], processes: 1}
 VOLATILE = {
     "seconds", "created", "command", "environment", "tokens_per_second", "sha256", "files", "versions", "train_seconds",
     "training_seconds", "samples_per_second", "sentences_per_second", "step_seconds", "written",
-    "peak_memory", "peak_gpu_memory",
+    "peak_memory", "peak_gpu_memory", "belongs_to",
 }  # fmt: skip
 """Keys of JSON files whose values depend on the clock or the machine."""
 OUT = "out"

@@ -14,7 +14,7 @@ from antiphase.errors import InputError
 from antiphase.execution.local import start_process
 from antiphase.records import Record
 
-CLOCK = {"seconds", "created", "command", "sha256", "environment"}
+CLOCK = {"seconds", "created", "command", "sha256", "belongs_to", "environment"}
 
 
 class Elsewhere:

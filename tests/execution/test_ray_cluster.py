@@ -27,6 +27,7 @@ TIMES = {
     "created",
     "command",
     "sha256",
+    "belongs_to",
     "written",
 }
 

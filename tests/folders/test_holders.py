@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,7 +12,9 @@ import pytest
 from antiphase.errors import InputError, Interrupted
 from antiphase.folders import holders
 from antiphase.folders.holders import HOLDER, confirm_held, held_elsewhere, holder_of, machine
+from antiphase.folders.journal import append_line
 from antiphase.folders.ownership import is_in_use, only_one, written_beside
+from antiphase.training.run_folder import MetricsLog
 
 
 @pytest.fixture
@@ -86,8 +89,36 @@ def test_nothing_is_written_once_another_machine_has_taken_the_folder_over(tmp_p
     assert holder_of(tmp_path).host == "node7", "the other one's file is left alone"
 
 
+@pytest.mark.parametrize("left", [None, b"{"])
+def test_a_holder_that_slept_while_another_came_and_went_writes_nothing(tmp_path, left):
+    """The other one's file is gone with it: no file is no more this process's than another's."""
+    journal = tmp_path / "journal.jsonl"
+    with pytest.raises(Interrupted, match=r"names this process as its holder no more"), only_one(tmp_path):  # noqa: PT012
+        append_line(journal, {"key": "a"})
+        log = MetricsLog(tmp_path, step=0)
+        log.write({"step": 1})
+        before = {path: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")}
+        (tmp_path / HOLDER).unlink()
+        if left is not None:
+            (tmp_path / HOLDER).write_bytes(left)
+        for write in (lambda: append_line(journal, {"key": "b"}), lambda: log.write({"step": 2})):
+            with pytest.raises(Interrupted, match="names this process as its holder no more"):
+                write()
+        with written_beside(tmp_path / "checkpoint"):
+            pass
+    assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")}
+
+
+def test_a_folder_that_was_removed_is_nobody_elses(tmp_path):
+    with only_one(tmp_path / "run"):
+        shutil.rmtree(tmp_path / "run")
+        confirm_held()
+        (tmp_path / "run").mkdir()  # for the lock's end
+
+
 @pytest.mark.slow
-def test_a_holder_touches_its_file_and_ends_when_it_was_taken_over(tmp_path, foreign):
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_holder_touches_its_file_and_ends_when_it_was_taken_over(tmp_path, foreign, stays):
     code = (
         "import pathlib, sys, time; from antiphase.folders import holders, ownership\n"
         "holders.BEAT = 0.1\n"
@@ -100,6 +131,10 @@ def test_a_holder_touches_its_file_and_ends_when_it_was_taken_over(tmp_path, for
         path, before = tmp_path / HOLDER, (tmp_path / HOLDER).stat().st_mtime_ns
         while path.stat().st_mtime_ns == before:
             time.sleep(0.02)
-        foreign(0)
+        if stays:
+            foreign(0)
+        else:
+            path.unlink()
         assert process.wait(30) == 1
-        assert "was taken over by a process on node7; this one ends" in process.stderr.read()
+        said = "was taken over by a process on node7" if stays else "names this process as its holder no more"
+        assert said in process.stderr.read()

@@ -29,7 +29,7 @@ from antiphase.studies.jobs import Job, Report
 from antiphase.studies.metrics import NATS, Difference, Metric
 from antiphase.studies.plan import Plan, described
 from antiphase.training.device import choose_device
-from antiphase.training.run_folder import read_metrics
+from antiphase.training.run_folder import run_metrics
 from antiphase.uncertainty.blocks import Blocks
 
 METRICS = {"loss": "held-out loss", "ar_hit": "loss on AR-hits", "others": "loss on others"}
@@ -108,7 +108,7 @@ def _run_row(grid: Grid, job: Job, slices: RecallSlices) -> AblationRun:
         diverged=run.diverged,
         lambdas=run.lambdas,
         gradient_norms=layer_means(
-            [line["gradient_norms"] for line in read_metrics(folder) if line.get("gradient_norms")]
+            [line["gradient_norms"] for line in run_metrics(folder) if line.get("gradient_norms")]
         ),
         **losses,
     )

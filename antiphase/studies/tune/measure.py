@@ -21,7 +21,7 @@ from antiphase.studies.grid import Grid, Variant
 from antiphase.studies.jobs import Job, Report
 from antiphase.studies.plan import Plan, described
 from antiphase.studies.tune import Rate, Tune, TunedRun, TuneSettings
-from antiphase.training.run_folder import read_metrics
+from antiphase.training.run_folder import run_metrics
 
 SPIKE, BEFORE = 5.0, 10
 """A spike is a logged gradient norm above this many times the median of so many logged before it."""
@@ -99,7 +99,7 @@ def _run_row(grid: Grid, job: Job) -> TunedRun:
         loss=run.final.loss,
         best_accuracy=None if run.best is None else run.best.accuracy,
         passes=run.first_passing(grid.preset.compare.threshold),
-        spikes=gradient_spikes([line["gradient_norm"] for line in read_metrics(grid.output / job.name)]),
+        spikes=gradient_spikes([line["gradient_norm"] for line in run_metrics(grid.output / job.name)]),
         diverged=run.diverged,
         seconds=run.seconds,
     )

@@ -123,8 +123,8 @@ def classifier_run(model, seed, right):
     return build(ClassifierRun, {
         "model": model, "seed": seed, "fold": None, "test_accuracy": right / 20, "macro_f1": None, "samples": 20,
         "correct": right, "confusion": [[10, 0], [wrong, 10 - wrong]], "unseen": score, "training_samples": 80,
-        "development": {"samples": 5, "accuracy": 0.5, "loss": 1.0}, "best_epoch": 1, "epochs": 1, "curve": [], "parameters": 9,
-        "vocabulary": 9, "words_with_vectors": None, "seconds": 1.0, "folder": "f",
+        "development": {"samples": 5, "accuracy": 0.5, "loss": 1.0}, "best_epoch": 1, "epochs": 1, "curve": [],
+        "parameters": 9, "vocabulary": 9, "words_with_vectors": None, "seconds": 1.0, "folder": "f",
     }, strict=False)  # fmt: skip
 
 
