@@ -78,7 +78,7 @@ def complain(message: str) -> None:
     sys.stderr.flush()
 
 
-def is_lack_of_memory(error: Exception) -> bool:
+def is_lack_of_memory(error: BaseException) -> bool:
     """Whether memory could not be had, by Python, numpy or torch."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(NO_MEMORY.search(str(error))))
 

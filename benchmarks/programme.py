@@ -111,6 +111,11 @@ def steps_tables(study: Study) -> dict[str, Rows]:
     return tables
 
 
+def loss_of(line: Line, document: str) -> float | None:
+    """Held-out loss of a document, nats per token; None if the run diverged."""
+    return None if line["by_document"] is None else line["by_document"][document]
+
+
 def loss_tables(study: Study) -> dict[str, Rows]:
     """Mean losses by arm, and differences: of the mean over documents, and of each document alone."""
     losses = study.series(lambda line: line["by_document"] and fmean(line["by_document"].values()))
@@ -123,8 +128,7 @@ def loss_tables(study: Study) -> dict[str, Rows]:
     blocks = Blocks.of(losses)
     documents = list(next((line["by_document"] for own in study.runs.values() for line in own.values()
                            if line["by_document"]), {}))  # fmt: skip
-    alone = {name: Blocks.of(study.series(lambda line, name=name: line["by_document"] and line["by_document"][name]))
-             for name in documents}  # fmt: skip
+    alone = {name: Blocks.of(study.series(partial(loss_of, document=name))) for name in documents}
     pairs: Rows = [["difference, nats per token", "mean", "95 %", "n", "MDE", "the paper", f"within ±{MARGIN:g}",
                     "verdict", "by document"]]  # fmt: skip
     for arm, other in study.contrasts():
