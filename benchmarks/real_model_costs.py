@@ -26,8 +26,10 @@ from antiphase.benchmarks.timing import paired_times, ratios
 from antiphase.calibration.search import each_alone
 from antiphase.probing.statistics import attention_statistics
 from antiphase.records import Record
-from antiphase.scoring.likelihood import FILLED_TOKENS, TOKENS_AT_ONCE, batches, padded
+from antiphase.scoring.beginnings import batches
+from antiphase.scoring.likelihood import FILLED_TOKENS, TOKENS_AT_ONCE
 from antiphase.scoring.loading import LoadedModel, load_model, origins
+from antiphase.scoring.padding import padded, padding
 from antiphase.tasks.samples import Sample
 from antiphase.tasks.task_scores import score_samples
 from antiphase.tasks.tasks import load_task
@@ -46,9 +48,9 @@ PLAIN, PROBE = "forward pass", "probe"
 def prefill(loaded: LoadedModel, samples: list[Sample]) -> None:
     """The prompts alone, in the batches in which they are scored; logits of the last token."""
     prompts = [list(sample.prompt) for sample in samples]
-    for rows in batches(prompts, TOKENS_AT_ONCE, filled=FILLED_TOKENS):
+    for rows in batches(loaded.model, prompts, TOKENS_AT_ONCE, filled=FILLED_TOKENS):
         ids, mask = padded([prompts[row] for row in rows], loaded.model.device)
-        loaded.model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=1)
+        loaded.model(input_ids=ids, use_cache=False, logits_to_keep=1, **padding(loaded.model, mask))
 
 
 def search_rows(loaded: LoadedModel, samples: list[Sample], rounds: int) -> list[dict[str, Any]]:

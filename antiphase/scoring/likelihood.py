@@ -308,8 +308,8 @@ def last_logits(model: PreTrainedModel, texts: Sequence[Sequence[int]], counts: 
     ids, mask = padded(texts, model.device)
     rows = [row for row, count in enumerate(counts) for _ in range(count)]
     columns = [ids.shape[1] - count + place for count in counts for place in range(count)]
-    rows, columns = (torch.tensor(places, device=ids.device) for places in (rows, columns))
-    return logits_after(model, ids, rows, columns, **padding(model, mask))
+    places = torch.tensor([rows, columns], device=ids.device)
+    return logits_after(model, ids, *places, **padding(model, mask))
 
 
 _Score = tuple[Tensor, Tensor]

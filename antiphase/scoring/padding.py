@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ def padded(
     return ids.to(device), mask.to(device)
 
 
-def padding(model: PreTrainedModel, mask: Tensor, *, before: int = 0) -> dict[str, Tensor]:
+def padding(model: PreTrainedModel, mask: Tensor, *, before: int = 0) -> dict[str, Any]:
     """Arguments that tell a model which tokens (B, L) are padding; none if there is none.
 
     Without padding the model counts its positions itself: some do not begin at 0 (RoBERTa).

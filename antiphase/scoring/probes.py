@@ -53,7 +53,7 @@ def continues(model: PreTrainedModel) -> bool:
 
     def ask(ids: Tensor) -> tuple[Tensor, Tensor]:
         both, order = torch.cat([ids, ids.flip(1)]), torch.tensor([1, 0], device=ids.device)
-        cache, found = DynamicCache(config=model.config), []
+        cache, found = DynamicCache(config=model.config), list[Tensor]()
         ends = sorted({min(SHORT, ids.shape[1] - 1), ids.shape[1] // 2, ids.shape[1]})
         for start, end in pairwise([0, *ends]):
             logits = model(input_ids=both[:, start:end], past_key_values=cache, use_cache=True).logits
