@@ -49,6 +49,7 @@ SIZES = ("_count", "_length", "_count_kv", "vocab_size")
 """Ends of keys that hold whole numbers."""
 SPECIAL = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "unknown"))
 """Keys of tokens that transformers looks up among the words."""
+HEAD = {"output.weight", "output.bias"}
 OF_EXPERTS = re.compile(r"_exps?\.")
 """Tensors of all experts of a layer, whose parts transformers places by a rule of its own."""
 SCALES = ("rope.scaling.factor", "rope.scaling.attn_factor", "rope.scale_linear")
@@ -135,11 +136,15 @@ def read_header(name: str, flag: str) -> GgufHeader:
 
 
 def left_out(model: PreTrainedModel, header: GgufHeader) -> list[str]:
-    """The file's tensors for which transformers has no place in the model, and which it leaves out without a word."""
+    """The file's tensors for which transformers has no place in the model, and which it leaves out without a word.
+
+    The head is none of them where a model without one is read, of which only the layers are measured.
+    """
     architecture = header.metadata["general.architecture"]
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
     placed = get_gguf_hf_weights_map(model, processor)
-    return [name for name in header.tensors if name not in placed and not OF_EXPERTS.search(name)]
+    own = placed.keys() | (HEAD if model.get_output_embeddings() is None else set())
+    return [name for name in header.tensors if name not in own and not OF_EXPERTS.search(name)]
 
 
 def _check_sizes(metadata: Mapping[str, Any], place: str) -> None:

@@ -103,6 +103,18 @@ def test_the_number_format_can_be_chosen(tmp_path, written, tiny_model):
         assert torch.equal(state[name], tensor.to(state[name].dtype)), name
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_without_its_head_is_read_from_a_file_that_has_one(tmp_path, text_tokenizer, tied):
+    """As look and probe read it."""
+    model = llama(len(text_tokenizer), tie_word_embeddings=tied)
+    write_gguf(tmp_path / "a.gguf", model, text_tokenizer)
+    assert ("output.weight" in reader.read_header(str(tmp_path / "a.gguf"), "MODEL").tensors) != tied
+    found = load_model(str(tmp_path / "a.gguf"), with_head=False).model
+    ids = torch.arange(9)[None]
+    with torch.no_grad():
+        assert torch.allclose(found(ids).last_hidden_state, model.model(ids).last_hidden_state, atol=1e-4)
+
+
 def test_weights_in_floats_have_no_origin(tmp_path, text_tokenizer):
     path = write_gguf(tmp_path / "a.gguf", llama(len(text_tokenizer)), text_tokenizer, quantization="F16")
     assert origin_of(str(path)) is None
