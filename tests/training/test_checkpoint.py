@@ -479,3 +479,18 @@ def test_a_checkpoint_of_the_first_format_is_refused_unopened(tmp_path, parts, h
     )
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         load_checkpoint(tmp_path, *parts)
+
+
+def test_a_link_or_a_file_named_like_a_checkpoint_is_removed_and_what_it_leads_to_stays(tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "kept").touch()
+    home = tmp_path / "run" / "checkpoint"
+    home.mkdir(parents=True)
+    (home / "step-00000099").symlink_to(theirs)
+    (home / "step-00000098").symlink_to(tmp_path / "nowhere")
+    (home / "step-00000097").touch()
+    with checkpoint.added(tmp_path / "run", 5) as fresh:
+        (fresh / "weights").touch()
+    assert [path.name for path in home.iterdir()] == ["step-00000005"]
+    assert (theirs / "kept").is_file()
