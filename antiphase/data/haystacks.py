@@ -175,6 +175,7 @@ class Haystack:
 
         It has ``wanted`` tokens, or at least ``needed`` if the text is too short.
         """
+        ends: list[int] = []
         for first, text in self._stretches(wanted, start):
             ends = [first + end for _, end in offsets(self.tokenizer, text)]
             if len(ends) >= wanted:
@@ -195,6 +196,7 @@ class Haystack:
         Raises:
             InputError: the text is too short.
         """
+        ids: list[int] = []
         for _, text in self._stretches(count, start):
             ids = encode(tokenizer, text)
             if len(ids) >= count:

@@ -54,8 +54,8 @@ def allocation_with_effects(model: PreTrainedModel, batches: Iterable[RetrievalB
         names: dict[int | None, int | str] = {None: ALL_LAYERS, **dict(enumerate(last.numbers))}
         for what, hidden in (("answer", batch.spans["answer"]), ("filler", random_filler(batch, count))):
             known = hidden.any(1) & (targets >= 0).any(1)
-            for layer, without in zip(names.values(), last.without(hidden, targets, list(names)), strict=True):
-                changes[layer, what] += (without - whole)[known].tolist()
+            for place, without in zip(names.values(), last.without(hidden, targets, list(names)), strict=True):
+                changes[place, what] += (without - whole)[known].tolist()
         count += len(batch.input_ids)
     contributions = {"contribution": _with_mean(shares), "contribution_norm": _with_mean(norms)}
     rows = []
