@@ -19,8 +19,9 @@ Form = Literal["removed", "exchanged"]
 
 
 def has_second_map(model: PreTrainedModel) -> bool:
-    """Whether a layer of the model subtracts one map from another."""
-    return any(kind_of(module).pairing is not Pairing.NONE for module in model.modules())
+    """Whether a layer of the model subtracts one map from another, or adds it; V1's control without it does neither."""
+    pairs = any(kind_of(module).pairing is not Pairing.NONE for module in model.modules())
+    return pairs and getattr(model.config, "second_map", None) != "none"
 
 
 @contextmanager

@@ -12,7 +12,7 @@ OWN = {
     "V1": {}, "V1 without head norm": {"head_norm": False}, "V1 and gate": {"output_gate": True},
     "V1 with a window": {"layer_types": ["sliding_attention"] * 3, "sliding_window": 5},
     "V1 with shared noise": {"num_key_value_heads": 4, "num_noise_heads": 2},
-    "V2": {"attention_type": "differential_v2"},
+    "V1 that adds": {"second_map": "added"}, "V2": {"attention_type": "differential_v2"},
 }  # fmt: skip
 EVERY = [*OWN, "inside", "diffllama"]
 
@@ -103,8 +103,9 @@ def test_exchanged_maps_are_exchanged_projections(build, name, layers):
 
 def test_models_and_layers_without_one_are_refused(tiny_model):
     assert has_second_map(tiny_model("differential"))
-    for kind in ("softmax", "differential_v2_across"):
-        model = tiny_model(kind)
+    assert has_second_map(tiny_model("differential", second_map="added"))
+    without = tiny_model("differential", second_map="none")
+    for model in (tiny_model("softmax"), tiny_model("differential_v2_across"), without):
         assert not has_second_map(model)
         with (
             pytest.raises(ValueError, match="has no second map, so it cannot be removed"),

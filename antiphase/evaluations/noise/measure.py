@@ -109,7 +109,7 @@ def _measuring(resamples: int, forms: Sequence[str], seed: int) -> CellMeasureme
         rows += [{"of": "allocation", **place, "samples": len(positions), **row} for row in where]
         layers = [row["layer"] for row in where if row["map"] == "second" and row["layer"] != ALL_LAYERS]
         changes = hidden(loaded.model, batches, retrieving_layers(where))
-        if layers:
+        if layers and has_second_map(loaded.model):
             changes += second_maps(loaded.model, batches, layers, cast(Sequence[Form], forms or FORMS))
         return rows + [{"of": "changed", **place, **row} for row in changes]
 
