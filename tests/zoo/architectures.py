@@ -168,6 +168,8 @@ def _size(name: str, value: int, layers: int) -> int:
 def config_of(family: str, name: str):
     """The small configuration of an architecture."""
     config = small(CONFIG_MAPPING[name])
+    if family == "encoder-decoder" and "decoder" in config.sub_configs:
+        config.decoder.is_decoder = config.decoder.add_cross_attention = True
     if family == "causal":
         config.get_text_config(decoder=True).is_decoder = True
         config.is_decoder = True
