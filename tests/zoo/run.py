@@ -55,16 +55,17 @@ def main() -> int:
         journal = None if given.output is None else begun(given.output / "unfinished" / "zoo")
     except InputError as error:
         parser.error(str(error))
-    rows, seconds = [], 0.0
+    rows, seconds, processor = [], 0.0, 0.0
     for place in chosen:
         found = kept(journal, *place)
         rows.append(found["row"])
         seconds += found["seconds"]
+        processor += found["processor"]
         print(*place, summary(found["row"]), f"{found['seconds']:.1f} s", flush=True)  # noqa: T201  # progress
     said = apply(yaml.safe_load((FOLDER / "known.yaml").read_text(encoding="utf-8")) or [], rows)
     print("\n".join(said) or "nothing differs from the list")  # noqa: T201  # its result
     if given.output is not None:
-        values = {"rows": rows, "surprises": said}
+        values = {"rows": rows, "surprises": said, "processor_seconds": processor}
         config = {"transformers": version("transformers")}
         print(Record(kind="zoo", values=values, config=config, seconds=seconds).save(given.output, "zoo"))  # noqa: T201  # its path
         shutil.rmtree(given.output / "unfinished" / "zoo")
@@ -84,12 +85,13 @@ def begun(folder: Path) -> Journal:
 
 
 def kept(journal: Journal | None, family: str, name: str) -> dict[str, Any]:
-    """The row of an architecture and the seconds that it took."""
+    """The row of an architecture, and the seconds that it took by the clock and of the processor."""
     key = None if journal is None else journal.key(family, name)
     if journal is not None and key in journal.known:
         return journal.known[key]
-    started = time.perf_counter()
-    found = {"row": row(family, name), "seconds": time.perf_counter() - started}
+    started, busy = time.perf_counter(), time.process_time()
+    found: dict[str, Any] = {"row": row(family, name)}
+    found |= {"seconds": time.perf_counter() - started, "processor": time.process_time() - busy}
     if journal is not None:
         journal.add(key, found)
     return found
