@@ -60,9 +60,9 @@ def allocation_with_effects(model: PreTrainedModel, batches: Iterable[RetrievalB
     contributions = {"contribution": _with_mean(shares), "contribution_norm": _with_mean(norms)}
     rows = []
     for row in sums.rows():
-        place = row["layer"], row["map"]
+        key = row["layer"], row["map"]
         for index, span in enumerate(SPANS):
-            row["spans"][span] |= {name: float(values[place][index]) for name, values in contributions.items()}
+            row["spans"][span] |= {name: float(values[key][index]) for name, values in contributions.items()}
         if row["map"] in LAST_MAPS:
             row["knockout"] = {what: _mean(changes[row["layer"], what], count) for what in ("answer", "filler")}
         rows.append(row)

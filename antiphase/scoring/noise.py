@@ -77,8 +77,9 @@ def resampled(model: PreTrainedModel, copies: Sequence[Tensor], positions: Seque
     means, variances, right = [], [], []
     for ids, places in zip(copies, positions, strict=True):
         scores = first_answers(model, ids, places.expand(len(ids), -1))
-        means.append(float(scores.log_odds.mean()))
-        variances.append(float(scores.log_odds.var()))
+        odds = scores.log_odds.tolist()
+        means.append(statistics.fmean(odds))
+        variances.append(statistics.variance(odds))  # exact, so that equal values have none
         right.append(float(scores.is_right.double().mean()))
     pairs = list(zip(means, variances, strict=True))
     ratio = _ratio(pairs)
