@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from jinja2 import TemplateError
@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from antiphase.data.pieces import pieces
 from antiphase.errors import InputError, shown
-from antiphase.reading.limits import bounded_work
 from antiphase.reading.templates import UNUSABLE
+from antiphase.reading.trial import tried
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -131,13 +131,24 @@ def in_chat(tokenizer: PreTrainedTokenizerBase, message: str) -> str:
         InputError: the template cannot be used.
     """
     messages = [{"role": "user", "content": message}]
+
+    def written() -> str:
+        template = undated(tokenizer.get_chat_template())
+        return str(
+            tokenizer.apply_chat_template(messages, chat_template=template, add_generation_prompt=True, tokenize=False)
+        )
+
+    return chat_written(written)
+
+
+def chat_written(write: Callable[[], str]) -> str:
+    """What a function writes by a model's chat template, which comes with the model and may do anything.
+
+    Raises:
+        InputError: the template cannot be used.
+    """
     try:
-        with bounded_work():
-            template = undated(tokenizer.get_chat_template())
-            written = tokenizer.apply_chat_template(
-                messages, chat_template=template, add_generation_prompt=True, tokenize=False
-            )
-            return str(written)
+        return tried(write)
     except (TemplateError, *UNUSABLE) as error:
         raise InputError(f"the model's chat template cannot be used ({error}); leave out --chat-template") from None
 

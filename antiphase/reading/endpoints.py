@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import io
 import ipaddress
 import json
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -73,7 +75,7 @@ class ChatEndpoint:
         self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         # a proxy cannot reach this machine's own addresses, and would get the key unencrypted
         proxies = urllib.request.ProxyHandler({} if _is_this_machine(host) else None)
-        self._opener = urllib.request.build_opener(proxies, _NoRedirect)
+        self._opener = urllib.request.build_opener(proxies, _NoRedirect, _Timed, _TimedSecure)
 
     def ask(self, question: str) -> tuple[str | None, str]:
         """The answer to one question; or None, and why there is none.
@@ -90,14 +92,13 @@ class ChatEndpoint:
             }  # fmt: skip
             request = urllib.request.Request(self.url, json.dumps(content).encode(), self._headers)
             wait = self.pause * 2**attempt
-            ends = time.monotonic() + self.timeout
             try:
                 with self._opener.open(request, timeout=self.timeout) as reply:
-                    return self._without_key(_content(_whole(reply, ends))), ""
+                    return self._without_key(_content(_whole(reply))), ""
             except urllib.error.HTTPError as error:
                 with error:
                     reason = f"status {error.code}"
-                    said = self._reason(error, ends) if error.code in UNUSABLE else ""
+                    said = self._reason(error) if error.code in UNUSABLE else ""
                     if limit == LIMITS[0] and limit in said:
                         self.limit = LIMITS[1]
                         return self.ask(question)
@@ -126,10 +127,10 @@ class ChatEndpoint:
                 self.sleep(wait)
         return None, f"{reason}, {self.attempts} times"
 
-    def _reason(self, error: urllib.error.HTTPError, ends: float) -> str:
+    def _reason(self, error: urllib.error.HTTPError) -> str:
         """The reason that a server gives for an error, as part of a line; empty if it gives none."""
         try:
-            tree = json.loads(_whole(error, ends))
+            tree = json.loads(_whole(error))
             given = tree.get("error", tree)
             message = given["message"] if isinstance(given, dict) else given
         except (OSError, http.client.HTTPException, ValueError, RecursionError, KeyError, AttributeError):
@@ -149,17 +150,65 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _whole(reply: http.client.HTTPResponse | urllib.error.HTTPError, ends: float) -> bytes:
-    """The body, at most ``LARGEST_REPLY`` bytes of it.
+class _Until(io.RawIOBase):
+    """What a socket receives until a moment: its own timeout is that of a packet, and a server may send one byte each.
 
     Raises:
-        TimeoutError: it has not ended at the monotonic time ``ends``; the timeout of a connection is that of a packet.
+        TimeoutError: the moment has come.
     """
+
+    def __init__(self, received: socket.SocketIO, own: socket.socket, ends: float) -> None:
+        self.received, self.own, self.ends = received, own, ends
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left = self.ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self.own.settimeout(left)
+        return self.received.readinto(buffer)
+
+    def close(self) -> None:
+        self.received.close()
+        super().close()
+
+
+class _Connection(http.client.HTTPConnection):
+    """A connection for one request, whose reply, headers included, ends within the timeout."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        ends = time.monotonic() + float(named["timeout"])
+
+        def response(own: socket.socket, *more: Any, **further: Any) -> http.client.HTTPResponse:
+            made = http.client.HTTPResponse(own, *more, **further)
+            made.fp = io.BufferedReader(_Until(made.fp.detach(), own, ends))
+            return made
+
+        self.response_class = response
+
+
+class _SecureConnection(_Connection, http.client.HTTPSConnection):
+    """The same over TLS, whose handshake the timeout bounds as a whole."""
+
+
+class _Timed(urllib.request.HTTPHandler):
+    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Connection, request)
+
+
+class _TimedSecure(urllib.request.HTTPSHandler):
+    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_SecureConnection, request, context=self._context)
+
+
+def _whole(reply: http.client.HTTPResponse | urllib.error.HTTPError) -> bytes:
+    """The body, at most ``LARGEST_REPLY`` bytes of it."""
     body = b""
     while len(body) < LARGEST_REPLY and (part := reply.read1(LARGEST_REPLY - len(body))):
         body += part
-        if time.monotonic() > ends:
-            raise TimeoutError
     return body
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
-from jinja2 import Template
+from jinja2 import Template, nodes
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
 from antiphase.reading.limits import BoundError, bounded_work
+from antiphase.reading.trial import tried
 
 LARGEST_POWER = 1 << 16
 """Bits of a power: a larger one is computed for minutes, in one step that nothing can stop."""
@@ -16,10 +18,38 @@ UNUSABLE = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError,
 """What a template raises besides Jinja's own errors, bounds included; NameError for a number such as 1e400."""
 
 
+PLAIN = (
+    nodes.Template, nodes.Output, nodes.TemplateData, nodes.Name, nodes.Getattr, nodes.Getitem, nodes.Const, nodes.If,
+    nodes.CondExpr, nodes.Concat, nodes.Not, nodes.And, nodes.Or, nodes.Filter, nodes.Test,
+)  # fmt: skip
+"""Parts of a template that cannot take long: they build nothing and count nothing."""
+PLAIN_NAMES = {
+    "trim", "upper", "lower", "capitalize", "title", "length", "count", "string", "first", "last", "default", "d",
+    "defined", "undefined", "none",
+}  # fmt: skip
+"""Filters and tests whose time is that of reading their value once."""
+
+
 class _BoundedTemplate(Template):
+    is_plain = False
+
     def render(self, *args: Any, **kwargs: Any) -> str:
-        with bounded_work():
-            return super().render(*args, **kwargs)
+        return _bounded(lambda: super(_BoundedTemplate, self).render(*args, **kwargs), is_plain=self.is_plain)
+
+
+def _bounded(work: Callable[[], Any], *, is_plain: bool) -> Any:
+    """Work within the bounds: in a child process first, unless it cannot take long."""
+    if not is_plain:
+        return tried(work)
+    with bounded_work():
+        return work()
+
+
+def _is_plain(tree: nodes.Node) -> bool:
+    """Whether a template or expression reads values and writes them, as most do, and nothing else."""
+    if not isinstance(tree, PLAIN) or (isinstance(tree, (nodes.Filter, nodes.Test)) and tree.name not in PLAIN_NAMES):
+        return False
+    return all(map(_is_plain, tree.iter_child_nodes()))
 
 
 class BoundedTemplates(SandboxedEnvironment):
@@ -35,16 +65,19 @@ class BoundedTemplates(SandboxedEnvironment):
     def from_string(self, source: Any, *args: Any, **kwargs: Any) -> Template:
         """A template; constants are computed here already."""
         with bounded_work():
-            return super().from_string(source, *args, **kwargs)
+            is_plain = isinstance(source, str) and _is_plain(self.parse(source))
+        made = _bounded(lambda: super(BoundedTemplates, self).from_string(source, *args, **kwargs), is_plain=is_plain)
+        made.is_plain = is_plain
+        return cast(Template, made)
 
     def expression(self, source: str) -> Callable[[Mapping[str, Any]], Any]:
         """A function of values by name; None where one is missing."""
         with bounded_work():
-            compiled = self.compile_expression(source, undefined_to_none=True)
+            is_plain = _is_plain(Parser(self, source, state="variable").parse_expression())
+        compiled = _bounded(lambda: self.compile_expression(source, undefined_to_none=True), is_plain=is_plain)
 
         def evaluate(values: Mapping[str, Any]) -> Any:
-            with bounded_work():
-                return compiled(values)
+            return _bounded(lambda: compiled(values), is_plain=is_plain)
 
         return evaluate
 

@@ -3,7 +3,9 @@
 import gzip
 import json
 import os
+import random
 import resource
+import signal
 import struct
 import time
 
@@ -18,13 +20,14 @@ from antiphase.data.corpora import documents
 from antiphase.data.tokenization import in_chat
 from antiphase.errors import InputError, shown
 from antiphase.folders.journal import Journal
-from antiphase.reading import files
+from antiphase.reading import files, trial
 from antiphase.reading.files import parse_yaml
 from antiphase.reading.gguf import read_header
 from antiphase.reading.limits import BoundError, bounded_work
 from antiphase.reading.models import read_config
 from antiphase.reading.templates import Templates
 from antiphase.reading.tokenizers import load_tokenizer
+from antiphase.reading.trial import tried
 from antiphase.scoring.loading import load_model
 from antiphase.tasks.task_files import read_task
 from antiphase.tasks.tasks import load_task
@@ -144,6 +147,12 @@ TEMPLATES = {
     "a missing place": "{{ '{0}'.format() }}",
     "no number": "{{ '' | int + {} }}",
     "infinity": "{{ 1e400 }}",
+    "one step: rounding": "{{ 1 | round(-999999999) }}",
+    "one step: rounding up": "{{ 1 | round(99999999, 'ceil') }}",
+    "one step: a power in a sum": "{{ [7] | map('round', -999999999) | sum }}",
+    "one step: lists of lists": "{% set x = namespace(a=[], b=[]) %}{% for i in range(50) %}"
+    "{% set x.a = [x.a, x.a] %}{% set x.b = [x.b, x.b] %}{% endfor %}{{ x.a == x.b }}",
+    "one step: at random": "{% if [0, 1] | random %}{{ 1 | round(-999999999) }}{% endif %}" * 40,
 }
 
 
@@ -157,6 +166,8 @@ TEMPLATES = {
 )  # fmt: skip
 def test_a_template_is_stopped(tmp_path, text_tokenizer, brief, monkeypatch, name, field):
     monkeypatch.setattr("antiphase.reading.limits.bounded_work.__wrapped__.__defaults__", (0.3, 1 << 29))
+    monkeypatch.setattr(trial, "SECONDS", 0.3)
+    monkeypatch.setattr(trial, "GRACE", 0.2)
     text = TEMPLATES[name]
     if field in ("keep", "target"):
         text = text.removeprefix("{{ ").removesuffix(" }}")
@@ -176,6 +187,32 @@ def test_a_chat_template_is_stopped(text_tokenizer, tiny_config, tmp_path, brief
     tokenizer.chat_template = "{{ '{1}'.format(2) }}"
     with pytest.raises(InputError, match="chat template cannot be used"):
         in_chat(tokenizer, "hello")
+
+
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if name.startswith("one step")])
+def test_one_step_of_a_chat_template_is_stopped(text_tokenizer, monkeypatch, name):
+    """Transformers has a sandbox of its own, in which powers are not looked at either."""
+    monkeypatch.setattr(trial, "SECONDS", 0.3)
+    monkeypatch.setattr(trial, "GRACE", 0.2)
+    text_tokenizer.chat_template = TEMPLATES[name]
+    with pytest.raises(InputError, match=r"chat template cannot be used \(it takes longer than 0\.3 s\)"):
+        in_chat(text_tokenizer, "hello")
+    text_tokenizer.chat_template = "{{ 7 ** (7 ** 9) }}"
+    with pytest.raises(InputError, match="chat template cannot be used"):
+        in_chat(text_tokenizer, "hello")
+
+
+def test_what_is_tried_is_done_from_the_same_state():
+    random.seed(3)
+    expected = random.Random(3).random()
+    assert tried(random.random) == expected
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ZeroDivisionError):
+        tried(lambda: 1 // 0)
+    own = os.getpid()
+    with pytest.raises(BoundError, match="more than 512 MiB"):  # the system ends a process that takes all memory
+        tried(lambda: None if os.getpid() == own else os.kill(os.getpid(), signal.SIGKILL))
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_bounds_end_with_their_block():

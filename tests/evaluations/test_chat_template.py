@@ -11,6 +11,7 @@ import yaml
 from antiphase.errors import InputError
 from antiphase.evaluations.hallucination.items import draw, load_items
 from antiphase.evaluations.needles.text import Generating
+from antiphase.reading import trial
 from antiphase.records import Record
 from antiphase.scoring.likelihood import generated_tokens
 from antiphase.tasks.task_scores import log_probabilities
@@ -55,6 +56,16 @@ def test_the_date_of_a_prompt_never_changes(folder, text_tokenizer):
         model = ProjectLM(llama(len(text_tokenizer)), tokenizer)
         assert model.apply_chat_template([{"role": "user", "content": "a"}]).startswith("26 July 2024\n")
         assert tokenizer.chat_template.startswith("{{ strftime_now")
+
+
+def test_a_chat_template_is_stopped_in_harness_too(text_tokenizer, monkeypatch):
+    adapter = pytest.importorskip("antiphase.evaluations.harness.lm_eval_adapter", exc_type=ImportError)
+    monkeypatch.setattr(trial, "SECONDS", 0.3)
+    tokenizer = with_template(text_tokenizer, "{{ 1 | round(-999999999) }}")
+    model = adapter.ProjectLM(llama(len(text_tokenizer)), tokenizer)
+    with pytest.raises(InputError, match=r"chat template cannot be used \(it takes longer than 0\.3 s\)"):
+        model.apply_chat_template([{"role": "user", "content": "a"}])
+    assert tokenizer.chat_template.startswith("{{ 1")
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, STRIPPING])

@@ -1,6 +1,10 @@
 """Judges: an endpoint that answers, fails, is silent or talks nonsense, on this machine; and a local model."""
 
+import contextlib
 import json
+import socket
+import threading
+import time
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -79,6 +83,39 @@ def test_a_reply_that_comes_byte_by_byte_is_not_waited_for(serve):
     endpoint.piece = 40
     (answer,) = EndpointJudge(endpoint.url, "wise", timeout=60.0).answers(["Is it so?"])
     assert answer.text == "Yes."
+
+
+HEAD, GOES_ON = b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n", b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@pytest.mark.parametrize(("begin", "drop"), [
+    (b"", b"a"), (HEAD, b"a"), (HEAD, b"X-A: b\r\n"), (b"", GOES_ON), (GOES_ON, b"a"), (HEAD + b"\r\n", b"a"),
+])  # fmt: skip
+def test_no_part_of_a_reply_is_waited_for_beyond_the_timeout(begin, drop):
+    """A server that drips its status line, headers without end, or the body; each packet comes soon."""
+    done = threading.Event()
+
+    def drip(server):
+        for _ in range(2):
+            connection, _ = server.accept()
+            with contextlib.suppress(OSError), connection:
+                connection.recv(1 << 16)
+                connection.sendall(begin, socket.MSG_NOSIGNAL)
+                while not done.wait(0.02):
+                    connection.sendall(drop, socket.MSG_NOSIGNAL)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=drip, args=(server,), daemon=True)
+        thread.start()
+        url, started = f"http://127.0.0.1:{server.getsockname()[1]}/v1", time.monotonic()
+        judge = EndpointJudge(url, "wise", attempts=2, timeout=0.3, sleep=lambda seconds: None)
+        (answer,) = judge.answers(["Is it so?"])
+        took = time.monotonic() - started
+        done.set()
+        thread.join()
+    assert answer.text is None
+    assert answer.reason.endswith("no reply within 0.3 s, 2 times")
+    assert took < 10
 
 
 def test_failures_are_repeated_with_growing_pauses(ask):

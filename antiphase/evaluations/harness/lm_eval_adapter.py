@@ -23,7 +23,7 @@ from lm_eval.tasks import TaskManager
 from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.data.tokenization import undated
+from antiphase.data.tokenization import chat_written, undated
 from antiphase.errors import InputError, NonFiniteError, nearest
 from antiphase.evaluations.harness import MeasuredTask, Metric
 from antiphase.evaluations.harness.task_code import FLAG, identity, task_code
@@ -116,11 +116,16 @@ class ProjectLM(HFLM):
         """Whether the model is running. It stays True after an error in the model, but not in the task."""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """As in HFLM, with the date that all prompts here have."""
+        """As in HFLM, with the date that all prompts here have, and within the bounds of templates.
+
+        Raises:
+            InputError: the template cannot be used.
+        """
         own = self.tokenizer.chat_template
         self.tokenizer.chat_template = undated(self.tokenizer.get_chat_template())
+        write = super().apply_chat_template
         try:
-            return str(super().apply_chat_template(chat_history, add_generation_prompt))
+            return chat_written(lambda: str(write(chat_history, add_generation_prompt)))
         finally:
             self.tokenizer.chat_template = own
 
