@@ -138,7 +138,7 @@ def execute(run: Run, settings: RunSettings) -> Line:
     found = run_of(record)
     return {
         "arm": run.arm, "rate": run.rate, "seed": run.seed, "parameters": found.parameters, "tokens": found.tokens,
-        "seconds": round(found.seconds, 1), "loss": found.final.loss, "accuracy": found.final.accuracy,
+        "seconds": round(found.seconds or 0.0, 1), "loss": found.final.loss, "accuracy": found.final.accuracy,
         "curve": curve(found), "lambdas": found.lambdas, "by_document": by_document(place, settings, record),
         **{name: record.environment.get(name) for name in ENVIRONMENT}, "created": record.created,
     }  # fmt: skip

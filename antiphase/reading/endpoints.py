@@ -157,7 +157,7 @@ class _Until(io.RawIOBase):
         TimeoutError: the moment has come.
     """
 
-    def __init__(self, received: socket.SocketIO, own: socket.socket, ends: float) -> None:
+    def __init__(self, received: io.RawIOBase, own: socket.socket, ends: float) -> None:
         self.received, self.own, self.ends = received, own, ends
 
     def readable(self) -> bool:
@@ -187,7 +187,7 @@ class _Connection(http.client.HTTPConnection):
             made.fp = io.BufferedReader(_Until(made.fp.detach(), own, ends))
             return made
 
-        self.response_class = response
+        self.response_class = response  # type: ignore[assignment]  # called as the class is
 
 
 class _SecureConnection(_Connection, http.client.HTTPSConnection):
@@ -201,7 +201,7 @@ class _Timed(urllib.request.HTTPHandler):
 
 class _TimedSecure(urllib.request.HTTPSHandler):
     def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_SecureConnection, request, context=self._context)
+        return self.do_open(_SecureConnection, request, context=self._context)  # type: ignore[attr-defined]  # its base has it
 
 
 def _whole(reply: http.client.HTTPResponse | urllib.error.HTTPError) -> bytes:

@@ -48,16 +48,16 @@ def tried(work: Callable[[], Made], *, seconds: float | None = None, room: int =
         )  # of threads: the child uses none, and takes no lock of ours
         child = os.fork()
     if child == 0:
-        said = ENDED
+        ending = ENDED
         try:
             random.setstate(state)
             with bounded_work(limit, room):
                 work()
         except BoundError as error:
-            said = BOUND + str(error).encode(errors="replace")[:999]
+            ending = BOUND + str(error).encode(errors="replace")[:999]
         finally:  # also after an error of the work, which comes again in the parent
             with suppress(OSError):
-                os.write(writes, said)
+                os.write(writes, ending)
             os._exit(0)
     os.close(writes)
     try:
