@@ -198,23 +198,23 @@ def assert_sizes_are_served_or_refused(name, changes=SIZES):
     assert served or name.endswith("backward")
 
 
-def assert_memory_does_not_matter(name, how_many=None):
+def assert_memory_does_not_matter(name, sizes=PLAIN, how_many=None):
     """Overlapping, expanded and strided tensors are refused, or give what plain ones give."""
     for form in forms(name)[:how_many]:
-        base = sample(name, PLAIN | ({"batch": 1} if "edges" in form else {}), **form)
+        base = sample(name, sizes | ({"batch": 1} if "edges" in form else {}), **form)
         tensors = {key: value for key, value in base.items() if torch.is_tensor(value)}
         for key, tensor in tensors.items():
             for kind, view in strange(tensor).items():
                 found = call(name, base | {key: view})
                 if found is not None:
-                    plain = view.clone(memory_format=torch.contiguous_format)
-                    assert_close(found, call(name, base | {key: plain}), (form, key, kind))
+                    copy = view.clone(memory_format=torch.contiguous_format)
+                    assert_close(found, call(name, base | {key: copy}), (form, key, kind))
 
 
-def assert_wrong_arguments_are_errors(name, how_many=None):
+def assert_wrong_arguments_are_errors(name, sizes=PLAIN, how_many=None):
     """Whatever one argument is, the process survives, and the error is one that callers expect."""
     for form in forms(name)[:how_many]:
-        base = sample(name, PLAIN | ({"batch": 1} if "edges" in form else {}), **form)
+        base = sample(name, sizes | ({"batch": 1} if "edges" in form else {}), **form)
         assert call(name, base) is not None
         for key, value in base.items():
             for other in wrong(value) if torch.is_tensor(value) else WRONG.get(key, ()):
