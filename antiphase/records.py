@@ -90,9 +90,9 @@ class Record:
             (folder / f"{name}.safetensors").unlink(missing_ok=True)
         return path
 
-    def text(self) -> str:
-        """The record as JSON, with checksums, without its arrays."""
-        return self._text(self._packed_arrays())
+    def text(self, folder: Path | None = None) -> str:
+        """The record as JSON, with checksums, without its arrays, as ``save`` writes it in a folder."""
+        return self._text(self._packed_arrays(), None if folder is None else identity(folder))
 
     def _text(self, arrays: bytes | None, belongs: dict[str, str] | None = None) -> str:
         tree = finite({key: value for key, value in self.__dict__.items() if key != "arrays"})

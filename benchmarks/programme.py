@@ -27,9 +27,9 @@ from evidence_tables import Rows, markdown
 from programme_runs import LEARNED, Line, lines, steps_to
 
 from antiphase.errors import InputError
-from antiphase.uncertainty.blocks import MARGIN, Blocks
+from antiphase.uncertainty.blocks import Blocks
 from antiphase.uncertainty.survival import compare_steps, survival
-from antiphase.uncertainty.verdicts import verdict
+from antiphase.uncertainty.verdicts import MARGIN, verdict
 
 WELL = 0.9
 """First-query accuracy at which a run has learned to retrieve well."""

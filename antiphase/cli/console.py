@@ -75,7 +75,7 @@ def finish(
     from antiphase.report.terminal import print_summary
 
     if as_json:
-        print_json(record.text())
+        print_json(record.text(output))
     else:
         print_summary(record, console)
         headings = presentation_of(record.kind).headings(record)

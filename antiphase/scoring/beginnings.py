@@ -37,8 +37,8 @@ def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
 
 def is_calibrated(model: PreTrainedModel) -> bool:
     """Whether a block replaces the model's attention at the moment, for example to calibrate it."""
-    name: str = model.config._attn_implementation
-    return name.startswith(REPLACEMENT_PREFIX)
+    name: str | None = model.config._attn_implementation
+    return name is not None and name.startswith(REPLACEMENT_PREFIX)
 
 
 def depends_on_length(model: PreTrainedModel) -> bool:

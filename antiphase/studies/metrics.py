@@ -5,11 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from antiphase.outcomes import Counts, LearnedThreshold, following_sentence, follows, split_sentence
 from antiphase.typed import OPTIONAL
-from antiphase.uncertainty.blocks import MARGIN, Blocks
 from antiphase.uncertainty.survival import HazardRatio, Survival, compare_steps, survival
+from antiphase.uncertainty.verdicts import MARGIN
+
+if TYPE_CHECKING:
+    from antiphase.uncertainty.blocks import Blocks  # needs numpy and scipy, which help and mistakes do not load
 
 FLOOR_MARGIN, CEILING = 0.02, 0.99
 NATS = "nats a token"
@@ -135,6 +139,8 @@ def compare_metric(
         threshold: above which a model has learned.
         accuracies: which show what models learned, where the values themselves are no accuracy.
     """
+    from antiphase.uncertainty.blocks import Blocks
+
     if baseline not in values or not any(value is not None for series in values.values() for value in series):
         return None
     others = [arm for arm in values if arm != baseline] if others is None else others

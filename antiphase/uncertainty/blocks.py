@@ -18,12 +18,10 @@ import numpy
 from scipy import stats
 from scipy.optimize import brentq
 
-CONFIDENCE = 0.95
-POWER = 0.8
+from antiphase.uncertainty.verdicts import CONFIDENCE, POWER
+
 POOLED_FROM = 0.1
 """p of the test of sphericity from which on residuals are pooled."""
-MARGIN = 0.015
-"""Nats a token within which two losses count as equal."""
 DRAWS = 4000
 Array = numpy.ndarray[Any, Any]
 Arm = TypeVar("Arm", bound=Hashable)

@@ -8,9 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import stats
-
-from antiphase.uncertainty.blocks import CONFIDENCE, POWER
+from antiphase.uncertainty.verdicts import CONFIDENCE, POWER
 
 MOST_DIVISIONS = 200_000
 """Divisions of all seeds into two groups that are enumerated: those of ten and ten."""
@@ -35,6 +33,8 @@ class Survival:
 
 def survival(passed: Steps, until: int) -> Survival:
     """Summary of the seeds of one arm."""
+    from scipy import stats
+
     steps = sorted(math.inf if step is None else step for step in passed)
     rank = int(stats.binom.ppf((1 - CONFIDENCE) / 2, len(steps), 0.5))
     ends = (steps[rank - 1], steps[-rank]) if rank else (math.inf, math.inf)
@@ -66,6 +66,8 @@ def compare_steps(one: Steps, other: Steps) -> HazardRatio | None:
     Of few seeds p is exact, the share of all divisions into such groups whose statistic is as far from zero: with three
     seeds each, it is never below 0.1. Of many it is that of the limiting distribution.
     """
+    from scipy import stats
+
     groups = [[math.inf if step is None else step for step in steps] for steps in (one, other)]
     ends = [*groups[0], *groups[1]]
     surplus = variance = 0.0
@@ -91,6 +93,8 @@ def compare_steps(one: Steps, other: Steps) -> HazardRatio | None:
 
 def detectable_ratio(events: int) -> float:
     """The hazard ratio of two groups of equal size that is seen with a power of 80 %, given the number of events."""
+    from scipy import stats
+
     return math.exp(2 * float(stats.norm.ppf((1 + CONFIDENCE) / 2) + stats.norm.ppf(POWER)) / math.sqrt(events))
 
 

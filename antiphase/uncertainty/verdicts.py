@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Word = Literal["agrees", "disagrees", "cannot tell"]
+CONFIDENCE = 0.95
+"""Of every interval."""
+POWER = 0.8
+"""With which the smallest detectable effect (MDE) is seen."""
+MARGIN = 0.015
+"""Nats a token within which two losses count as equal."""
 WORDS: tuple[Word, ...] = ("agrees", "disagrees", "cannot tell")
 
 

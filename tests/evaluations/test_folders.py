@@ -108,7 +108,7 @@ def measured_records():
     for path in sorted(RECORDS.rglob("*.json")):
         if path.is_relative_to(RECORDS / "evidence") or path.is_relative_to(RECORDS / "real-model/unfinished"):
             continue  # small records of training runs, in a form of their own, and journals
-        if path.stem.endswith("-claims"):
+        if path.stem.endswith("-claims") or path.name == "claim.json":
             continue
         record = Record.load(path)
         measurement = measurement_of(record.kind)

@@ -36,9 +36,9 @@ def diverging(monkeypatch, tmp_path, tiny_preset):
     def train(job, output):
         steps, real = [], NextTokenLoss.forward
 
-        def forward(self, input_ids, labels):
+        def forward(self, *batch):
             steps.append(1)
-            loss = real(self, input_ids, labels)
+            loss = real(self, *batch)
             return loss * math.nan if len(steps) == 5 and job.name in names else loss
 
         trained.append(job.name)

@@ -6,8 +6,9 @@ import numpy
 import pytest
 from scipy import stats
 
-from antiphase.uncertainty.blocks import MARGIN, Blocks, planned_detectable, smallest_detectable
+from antiphase.uncertainty.blocks import Blocks, planned_detectable, smallest_detectable
 from antiphase.uncertainty.intervals import mean_interval
+from antiphase.uncertainty.verdicts import MARGIN
 
 ARMS = tuple("abcde")
 

@@ -148,7 +148,7 @@ def test_packed_texts_under_another_default_device():
 
 @pytest.mark.usefixtures("built")
 def test_a_weight_of_another_width_is_refused():
-    with pytest.raises(ValueError, match=r"a norm of \(3, 8\) needs a weight of \(8,\), got \(7,\)"):
+    with pytest.raises(ValueError, match=r"a norm of \(3, 8\) needs a width, and a weight of \(8,\), got \(7,\)"):
         layer.native_norm(torch.randn(3, 8), torch.ones(7), EPS, 1.0)
     with pytest.raises(ValueError, match=r"needs a weight of the same dtype, got torch\.bfloat16"):
         layer.native_norm(torch.randn(3, 8), torch.ones(8, dtype=torch.bfloat16), EPS, 1.0)
