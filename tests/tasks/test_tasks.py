@@ -256,12 +256,23 @@ def test_templates_cannot_reach_python(tmp_path, tokenizer):
         load_task(written(tmp_path, tree), tokenizer)
 
 
+@pytest.fixture
+def asks_nothing(monkeypatch):
+    """Systems read in every way alike, and are no modules that could be asked."""
+    for name in ("continues", "takes_padding"):
+        monkeypatch.setattr(f"antiphase.scoring.beginnings.{name}", lambda model: True)
+    monkeypatch.setattr("antiphase.scoring.likelihood.generates", lambda model: True, raising=False)
+
+
 class System:
     """Writes what ``says(prompt)`` gives, whatever it has read since; its score on a task is known."""
 
     device = torch.device("cpu")
     config = LlamaConfig(num_hidden_layers=1)
     _is_stateful = False
+
+    def modules(self):
+        return []
 
     def __init__(self, says, vocabulary):
         self.says, self.vocabulary = says, vocabulary
@@ -316,6 +327,7 @@ def score_of(task, says, vocabulary):
     return float(score_samples(system, task.samples).mean())
 
 
+@pytest.mark.usefixtures("asks_nothing")
 def test_known_systems_get_their_scores(tmp_path, tokenizer):
     rows = "".join(f"{0 if i % 4 else 1} word{i}\n" for i in range(20))
     path = written(tmp_path, {"template": "cr", "data": data(tmp_path, "c.all", rows)})
@@ -330,6 +342,7 @@ def test_known_systems_get_their_scores(tmp_path, tokenizer):
     assert score_of(task, lambda prompt: (), size) == 0.75  # writes nothing: all options alike, the first one is taken
 
 
+@pytest.mark.usefixtures("asks_nothing")
 def test_open_answers_of_known_systems(tmp_path, tokenizer):
     asked = {"context": "Lines hold.", "title": "T"}
     passage = [{**asked, "question": f"Which {i}?", "answers": {"text": [f"cat {i}"]}} for i in range(5)]
