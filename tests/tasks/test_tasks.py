@@ -260,7 +260,7 @@ def test_templates_cannot_reach_python(tmp_path, tokenizer):
 def asks_nothing(monkeypatch):
     """Systems read in every way alike, and are no modules that could be asked."""
     for name in ("continues", "takes_padding"):
-        monkeypatch.setattr(f"antiphase.scoring.beginnings.{name}", lambda model: True)
+        monkeypatch.setattr(f"antiphase.scoring.beginnings.{name}", lambda model: name == "takes_padding")
     monkeypatch.setattr("antiphase.scoring.likelihood.generates", lambda model: True, raising=False)
 
 
@@ -287,7 +287,7 @@ class System:
         return 0
 
     def forward(self, input_ids, attention_mask, position_ids, use_cache, past_key_values=None, logits_to_keep=0):
-        cache = Rows([[] for _ in input_ids]) if past_key_values is None else past_key_values
+        cache = past_key_values if isinstance(past_key_values, Rows) else Rows([[] for _ in input_ids])
         logits = torch.zeros(*input_ids.shape, self.vocabulary)
         real = attention_mask[:, -input_ids.shape[1] :].bool()
         for row, ids in enumerate(input_ids.tolist()):
