@@ -258,9 +258,9 @@ def test_templates_cannot_reach_python(tmp_path, tokenizer):
 
 @pytest.fixture
 def asks_nothing(monkeypatch):
-    """Systems read in every way alike, and are no modules that could be asked."""
-    for name in ("continues", "takes_padding"):
-        monkeypatch.setattr(f"antiphase.scoring.beginnings.{name}", lambda model: name == "takes_padding")
+    """Systems keep what they have read in a cache of their own, and are no modules that could be asked."""
+    monkeypatch.setattr("antiphase.scoring.beginnings.continues", lambda model: False)
+    monkeypatch.setattr("antiphase.scoring.beginnings.takes_padding", lambda model: True)
     monkeypatch.setattr("antiphase.scoring.likelihood.generates", lambda model: True, raising=False)
 
 
