@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from tokenizers.processors import TemplateProcessing
-from transformers import LlamaConfig
+from transformers import DynamicCache, LlamaConfig
 
 from antiphase.data.tokenization import END, train_tokenizer
 from antiphase.errors import InputError
@@ -258,10 +258,9 @@ def test_templates_cannot_reach_python(tmp_path, tokenizer):
 
 @pytest.fixture
 def asks_nothing(monkeypatch):
-    """Systems keep what they have read in a cache of their own, and are no modules that could be asked."""
-    monkeypatch.setattr("antiphase.scoring.beginnings.continues", lambda model: False)
-    monkeypatch.setattr("antiphase.scoring.beginnings.takes_padding", lambda model: True)
-    monkeypatch.setattr("antiphase.scoring.likelihood.generates", lambda model: True, raising=False)
+    """A system reads alike in every way, and is no module that could be asked."""
+    for name in ("beginnings.continues", "beginnings.takes_padding", "likelihood.generates"):
+        monkeypatch.setattr(f"antiphase.scoring.{name}", lambda model: True)
 
 
 class System:
@@ -271,12 +270,12 @@ class System:
     config = LlamaConfig(num_hidden_layers=1)
     _is_stateful = False
 
-    def modules(self):
-        return []
-
     def __init__(self, says, vocabulary):
         self.says, self.vocabulary = says, vocabulary
         self.generation_config = SimpleNamespace(eos_token_id=0)
+
+    def modules(self):
+        return []
 
     def _next(self, tokens):
         for length in range(len(tokens), 0, -1):
@@ -286,15 +285,17 @@ class System:
                 return rest[0] if rest and tokens[length:] == list(answer[: len(tokens) - length]) else 0
         return 0
 
-    def forward(self, input_ids, attention_mask, position_ids, use_cache, past_key_values=None, logits_to_keep=0):
-        cache = past_key_values if isinstance(past_key_values, Rows) else Rows([[] for _ in input_ids])
+    def forward(self, input_ids, attention_mask=None, past_key_values=None, logits_to_keep=0, **_):
+        """What it has read is kept as keys, so that a cache may be copied, cut and reordered as usual."""
+        cache = DynamicCache(config=self.config) if past_key_values is None else past_key_values
+        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
+        tokens = input_ids.masked_fill(~real.bool(), -1)[:, None, :, None].float()
+        read = cache.update(tokens, tokens, 0)[0][:, 0, :, 0].long()  # (B, M)
         logits = torch.zeros(*input_ids.shape, self.vocabulary)
-        real = attention_mask[:, -input_ids.shape[1] :].bool()
-        for row, ids in enumerate(input_ids.tolist()):
-            for column, token in enumerate(ids):
-                if real[row, column]:
-                    cache.rows[row].append(token)
-                logits[row, column, self._next(cache.rows[row])] = 9.0
+        for row, ids in enumerate(read.tolist()):
+            for column in range(input_ids.shape[1]):
+                end = len(ids) - input_ids.shape[1] + column + 1
+                logits[row, column, self._next([token for token in ids[:end] if token >= 0])] = 9.0
         return SimpleNamespace(logits=logits[:, -logits_to_keep:] if logits_to_keep else logits, past_key_values=cache)
 
     __call__ = forward
@@ -310,16 +311,6 @@ class System:
         new = torch.tensor([tokens + [0] * (max_new_tokens - len(tokens)) for tokens in new])
         logits_processor(input_ids, torch.zeros(len(rows), self.vocabulary))
         return torch.cat([input_ids, new], 1)
-
-
-class Rows:
-    layers = ()
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def batch_select_indices(self, chosen):
-        self.rows = [list(self.rows[index]) for index in chosen.tolist()]
 
 
 def score_of(task, says, vocabulary):
@@ -485,6 +476,7 @@ def test_logits_that_are_not_finite_are_seen(tmp_path, tokenizer, tiny_model):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("asks_nothing")
 def test_needles(tmp_path, tokenizer, tiny_model):
     text = " ".join(f"the cat sat on mat {i} ." for i in range(400))
     path = written(tmp_path, {"template": "needles", "data": data(tmp_path, "book.txt", text), "length": 300})
@@ -502,6 +494,7 @@ def test_needles(tmp_path, tokenizer, tiny_model):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("asks_nothing")
 def test_continuations(tmp_path, tokenizer):
     text = " ".join(f"the cat sat on mat {i} and ran to log {i * 7 % 50} ." for i in range(400))
     tree = {"template": "continuation", "data": data(tmp_path, "book.txt", text), "length": 40, "continuation": 9}
