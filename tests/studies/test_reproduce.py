@@ -57,10 +57,11 @@ def assert_judged(rows):
     words = {row["claim"].partition(":")[0]: row["verdict"] for row in rows}
     assert words["Contextual hallucination"] == "cannot tell"
     assert set(words.values()) == {"cannot tell"}
-    for row in rows:
-        if row["verdict"] == "cannot tell":
-            assert row["seeds"] == 1
-            assert row["difference"] == pytest.approx(row["differential"] - row["softmax"])
+    measured = [row for row in rows if row.get("difference") is not None]
+    assert len(measured) > 3
+    for row in measured:
+        assert (row["seeds"], row["interval"], row["detectable"]) == (1, None, None)
+        assert row["difference"] == pytest.approx(row["differential"] - row["softmax"])
 
 
 @pytest.mark.slow
