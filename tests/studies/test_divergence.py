@@ -86,7 +86,7 @@ def test_a_comparison_measures_what_is_left(tmp_path, diverging):
         assert len(seen) == 7
     entry = next(entry for entry in record.values["comparison"] if entry["metric"] == "held-out loss")
     assert entry["differences"]["differential"]["seeds"] == 1
-    assert record.values["verdicts"]["held-out loss"] == {"differential": "inconclusive"}
+    assert entry["differences"]["differential"]["interval"] is None
     assert diverged(record) == [1]
     table = {row[0]: row[1:] for row in drawn(record, tmp_path)["Headline"]}
     assert table["Diverged"] == ["–", "1 of 2, at step 5"]

@@ -110,7 +110,7 @@ def verdict_words(settings: CompareSettings, found: Sequence[ComparedMetric], cl
             entry = next((entry for entry in found if entry.metric == metric.name), None)
             if contrast_name(metric, arm, baseline) == claim.contrast and entry is not None:
                 return f"Primary contrast, {claim.contrast}: {_judged(metric, entry, arm, baseline)}."
-    return f"Primary contrast, {claim.contrast}: cannot tell (nothing was measured)."
+    return f"Primary contrast, {claim.contrast}: n = {len(settings.seeds)} seeds: cannot tell (no seed has a value)."
 
 
 def _judged(metric: Metric, entry: ComparedMetric, arm: str, baseline: str) -> str:
