@@ -50,10 +50,13 @@ def _one_seed():
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _ctrl_c_counts():
-    """A shell ignores Ctrl-C for what it starts in the background; the tests of stops and their runs need it."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+def _signals_count():
+    """A shell ignores Ctrl-C for what it starts in the background, and nohup a closed terminal; the tests of stops and
+    their runs need both.
+    """
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture
