@@ -5,6 +5,9 @@
 
 A finished run is a line of ``docs/records/programme/STUDY.jsonl``. A study's runs start when its claim is written
 (``claim.json`` in the same folder). An interrupted run continues from its checkpoint in ``runs/programme``.
+
+With ``--processes`` several run at a time, such as all of a study on a GPU; at the end of ``--minutes`` those are
+stopped too, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -25,8 +29,11 @@ from evidence import block_losses
 from rich.console import Console
 
 from antiphase.config import RunSettings, arm_run, load_preset
+from antiphase.data.workers import cores
 from antiphase.errors import DivergedError, InputError, Interrupted
+from antiphase.execution.local import LocalPool
 from antiphase.records import Record, finite
+from antiphase.studies.jobs import Job, run_jobs
 from antiphase.studies.runs import RunResult, run_of
 from antiphase.studies.training_run import train_run
 
@@ -113,10 +120,13 @@ def steps_to(line: Line, accuracy: float) -> int | None:
     return next((step for step, reached, _ in line["curve"] if reached > accuracy), None)
 
 
-def settings_of(run: Run, study: Mapping[str, Any], data: Sequence[str], validation: Sequence[str]) -> RunSettings:
+def settings_of(
+    run: Run, study: Mapping[str, Any], data: Sequence[str], validation: Sequence[str], overrides: Sequence[str] = ()
+) -> RunSettings:
     """All settings of a run; with synthetic data there are no paths."""
     changes = [f"{key}={json.dumps(value)}" for key, value in study.get("settings", {}).items()]
     changes += [f"compare.arms={json.dumps([run.arm])}", f"training.learning_rate={run.rate!r}"]
+    changes += overrides
     if load_preset(study["base"], changes).run.data.source == "synthetic":
         data = validation = ()
     if study.get("held_out") == "cut":
@@ -127,21 +137,43 @@ def settings_of(run: Run, study: Mapping[str, Any], data: Sequence[str], validat
     return replace(settings, data=replace(settings.data, cache=cache))
 
 
-def execute(run: Run, settings: RunSettings) -> Line:
-    """Train the run, or resume it; the values of its line."""
+def execute(run: Run, settings: RunSettings, *, chooses: bool) -> Line:
+    """Train the run, or resume it; the values of its line.
+
+    Args:
+        chooses: whether its study chooses a rate, for which the loss of every document is not needed.
+    """
     place = WORK / run.study / run.name
     place.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        record = train_run(settings, place, resume=place.exists())
-    except DivergedError:
-        record = Record.load(place)
+    if not (place / "record.json").is_file():
+        with suppress(DivergedError):  # its record says so
+            train_run(settings, place, resume=place.exists())
+    record = Record.load(place)
     found = run_of(record)
     return {
         "arm": run.arm, "rate": run.rate, "seed": run.seed, "parameters": found.parameters, "tokens": found.tokens,
         "seconds": round(found.seconds or 0.0, 1), "loss": found.final.loss, "accuracy": found.final.accuracy,
-        "curve": curve(found), "lambdas": found.lambdas, "by_document": by_document(place, settings, record),
+        "curve": curve(found), "stages": record.values.get("stages"), "lambdas": found.lambdas,
+        "by_document": None if chooses else by_document(place, settings, record),
         **{name: record.environment.get(name) for name in ENVIRONMENT}, "created": record.created,
     }  # fmt: skip
+
+
+def execute_together(runs: Mapping[Run, RunSettings], processes: int, ends: float) -> None:
+    """Train runs of one study, so many at a time, each in a process of its own that resumes.
+
+    Raises:
+        Interrupted: ``ends``, in the seconds of ``time.monotonic``, has come; the runs have written checkpoints.
+    """
+    jobs = [Job(run.name, run.arm, run.seed, settings) for run, settings in runs.items()]
+
+    def report(job: Job, step: int, values: Mapping[str, Any]) -> None:
+        if time.monotonic() > ends:
+            raise Interrupted("the minutes are over")
+
+    place = WORK / next(iter(runs)).study
+    place.mkdir(parents=True, exist_ok=True)
+    run_jobs(jobs, place, pool=LocalPool(processes, max(1, cores() // processes)), report=report)
 
 
 def curve(found: RunResult) -> list[list[float | None]]:
@@ -174,30 +206,44 @@ def append(name: str, line: Line) -> None:
 
 def main() -> None:
     """Train the remaining runs, until ``--minutes`` are over."""
+    global RECORDS
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--data", action="append", default=[], help="text to train on; repeatable")
     parser.add_argument("--validation", action="append", default=[], help="text that is held out; repeatable")
     parser.add_argument("--studies", help="comma-separated names; all in their order if left out")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so many")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
+    parser.add_argument("--processes", type=int, default=1, help="runs at a time")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="folder of the studies' lines")
+    parser.add_argument("--revision", help="commit of the code, for a machine that has no history of it")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting, to try a study")
     given = parser.parse_args()
+    if given.set and given.records == RECORDS:
+        parser.error("--set: these are no runs of the study; name another folder with --records")
     console, known = Console(highlight=False), studies()
     names = given.studies.split(",") if given.studies else list(known)
     if unknown := [name for name in names if name not in known]:
         parser.error(f"--studies: unknown study {unknown[0]!r}; known: {', '.join(known)}")
-    started = time.monotonic()
+    ends = time.monotonic() + 60 * given.minutes
     for name in names:
         claim = RECORDS / name.partition("/")[0] / "claim.json"
         if not claim.is_file():
             parser.error(f"{name}: write its claim before its runs, into {claim}")
+    RECORDS = given.records
+    for name in names:
         try:
             left = remaining(name, known)
             console.print(f"{name}: {len(left)} runs have no record yet")
-            for run in left:
-                if time.monotonic() - started > 60 * given.minutes:
+            for some in [left] if left and given.processes > 1 else [[run] for run in left]:
+                if time.monotonic() > ends:
                     return
-                line = execute(run, settings_of(run, known[name], given.data, given.validation))
-                append(name, line)
-                console.print(f"{name}/{run.name}: {line['seconds']} s, 50 % after {steps_to(line, LEARNED)} steps")
+                settings = {run: settings_of(run, known[name], given.data, given.validation, given.set) for run in some}
+                if given.processes > 1:
+                    execute_together(settings, given.processes, ends)
+                for run in some:
+                    line = execute(run, settings[run], chooses="chosen_by" in known[name])
+                    line["revision"] = given.revision or line["revision"]
+                    append(name, line)
+                    console.print(f"{name}/{run.name}: {line['seconds']} s, 50 % after {steps_to(line, LEARNED)} steps")
         except Interrupted:
             console.print("stopped; the same command continues from the checkpoint")
             raise SystemExit(130) from None

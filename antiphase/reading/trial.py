@@ -6,6 +6,7 @@ lists, has no such moment, and no thread of the same process runs meanwhile.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import select
@@ -46,7 +47,7 @@ def tried(work: Callable[[], Made], *, seconds: float | None = None, room: int =
         warnings.simplefilter(
             "ignore", DeprecationWarning
         )  # of threads: the child uses none, and takes no lock of ours
-        child = os.fork()
+        child = _fork()
     if child == 0:
         ending = ENDED
         try:
@@ -72,6 +73,19 @@ def tried(work: Callable[[], Made], *, seconds: float | None = None, room: int =
         raise BoundError(said[1:].decode(errors="replace") or f"it takes more than {room >> 20} MiB")
     with bounded_work(limit, room):
         return work()
+
+
+def _fork() -> int:
+    """As ``os.fork``, with garbage collection off in the child: it would visit, and so copy, all of a large process."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    child = -1
+    try:
+        child = os.fork()
+    finally:
+        if child and was_enabled:
+            gc.enable()
+    return child
 
 
 def _said(reads: int, seconds: float) -> bytes | None:
