@@ -26,10 +26,10 @@ from antiphase.data.retrieval import (
     needle,
     number_count,
     number_of,
-    opening_of,
     question,
 )
 from antiphase.data.sentences import cut_near, sentence_ends, with_cuts
+from antiphase.data.tokenization import opening_of_page
 from antiphase.errors import InputError
 from antiphase.randomness import keyed_generator
 
@@ -148,7 +148,7 @@ class Haystack:
         """A context that asks for the first R cities; the needle of the first one is at ``depths[0]``."""
         needles = [needle(city, number) for city, number in zip(cities, numbers, strict=True)]
         asked = question(cities[: cell.queries])
-        budget = cell.length - output_tokens(self.tokenizer, cell.queries) - len(opening_of(self.tokenizer))
+        budget = cell.length - output_tokens(self.tokenizer, cell.queries) - len(opening_of_page(self.tokenizer))
         room = budget - sum(len(encode(self.tokenizer, text)) for text in (INSTRUCTION, *needles, asked))
         if room < 0:
             raise InputError(
@@ -280,14 +280,14 @@ def offsets(tokenizer: PreTrainedTokenizerBase, text: str) -> list[tuple[int, in
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, context: Context) -> list[int]:
     """Token ids of a context as a model's input, with the tokenizer's opening token."""
-    return [*opening_of(tokenizer), *encode(tokenizer, context.text)]
+    return [*opening_of_page(tokenizer), *encode(tokenizer, context.text)]
 
 
 def prompt_batch(tokenizer: PreTrainedTokenizerBase, context: Context) -> RetrievalBatch:
     """One context with its first answer as token ids, with the span of each token of the context. A token's span is
     that of its last character, except that the first token is ``first_token``.
     """
-    opening = opening_of(tokenizer)
+    opening = opening_of_page(tokenizer)
     prompt, answer = prompt_ids(tokenizer, context), encode(tokenizer, f" {context.answers[0]}")
     stops = [stop for _, _, stop in context.spans]
     kinds = [SPANS.index("first_token")] * len(opening)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from antiphase.data.retrieval import opening_of
+from antiphase.data.tokenization import opening_of_page
 
 WORDS = (
     "apple", "barn", "bell", "boat", "bread", "bridge", "candle", "chair", "cloud", "coat", "corn", "cow",
@@ -32,7 +32,7 @@ class LabelMapping:
         self, tokenizer: PreTrainedTokenizerBase, *, sequence_length: int, words: int = 8, labels: int = 4
     ) -> None:
         self.sequence_length, self.words, self.labels = sequence_length, words, labels
-        self.opening = opening_of(tokenizer)
+        self.opening = opening_of_page(tokenizer)
         self.lines = {
             (word, label): tokenizer.encode(example(word, label), add_special_tokens=False)
             for word in WORDS

@@ -19,7 +19,7 @@ from antiphase.data.label_mapping import LabelMapping, label_page
 from antiphase.data.packing import PackedTokens, pack
 from antiphase.data.retrieval import Language, RetrievalTask, SymbolLanguage, TextLanguage, needle_page, question
 from antiphase.data.streams import Batch, Stream, SyntheticStream, TextStream
-from antiphase.data.tokenization import end_token
+from antiphase.data.tokenization import end_token, note_training
 from antiphase.data.vocabulary import tokenizer_for
 from antiphase.errors import InputError
 from antiphase.folders.contents import hash_of
@@ -138,6 +138,7 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
             if cache.exists() and not is_cache(cache):
                 raise InputError(f"data.cache {cache}: this is no folder of tokens; choose a new or an empty folder")
         tokenizer = tokenizer_for(settings, cache, progress)
+        note_training(tokenizer)
         progress("packing the text into tokens")
 
         def packed(paths: list[str], flag: str) -> PackedTokens:

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from antiphase.data.haystacks import Context, Haystack, encode, joined, offsets, prompt_batch
-from antiphase.data.retrieval import CITIES, NUMBER_DIGITS, RetrievalBatch, RetrievalTask, needle, opening_of
+from antiphase.data.retrieval import CITIES, NUMBER_DIGITS, RetrievalBatch, RetrievalTask, needle
+from antiphase.data.tokenization import opening_of_page
 from antiphase.errors import InputError
 
 Part = Literal["filler", "other_needles"]
@@ -88,7 +89,7 @@ class TextResampler:
     def _filler_places(self, context: Context, batch: RetrievalBatch) -> Tensor:
         """Positions of the tokens all of whose characters are filler."""
         filler = [(start, stop) for name, start, stop in context.spans if name == "filler"]
-        opening = len(opening_of(self.tokenizer))
+        opening = len(opening_of_page(self.tokenizer))
         places = [
             opening + place
             for place, (first, end) in enumerate(offsets(self.tokenizer, context.text))

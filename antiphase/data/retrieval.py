@@ -1,9 +1,10 @@
 """Multi-needle retrieval: facts hidden in filler, some of which are asked for at the end.
 
-A sequence consists of one opening token, an instruction (text only), a haystack of filler with N needles (each a key
-and its value), and R questions, each followed by its answer. Questions are drawn **with replacement**, and only the
-first answer is scored: if all N were asked in turn, a model that names any value not yet named would score (1 + 1/2 +
-... + 1/N)/N without retrieving anything. Values within a sequence differ, so guessing one of them scores 1/N.
+A sequence consists of an opening token, if the model reads one (``tokenization.opening_of_page``), an instruction (text
+only), a haystack of filler with N needles (each a key and its value), and R questions, each followed by its answer.
+Questions are drawn **with replacement**, and only the first answer is scored: if all N were asked in turn, a model that
+names any value not yet named would score (1 + 1/2 + ... + 1/N)/N without retrieving anything. Values within a sequence
+differ, so guessing one of them scores 1/N.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from antiphase.data.tokenization import id_count
+from antiphase.data.tokenization import id_count, opening_of_page
 from antiphase.errors import InputError
 from antiphase.ops.shapes import IGNORED_TARGET
 
@@ -172,7 +173,7 @@ class TextLanguage:
         self._comma, self._and = self._encode(","), self._encode(" and")
         self._ending = self._encode(".")
         self._instruction = self._encode(INSTRUCTION)
-        self._opening = opening_of(tokenizer)
+        self._opening = list(opening_of_page(tokenizer))
         ends = (".", "!", "?", "\n", ".”", "!”", "?”")
         self._sentence_ends = numpy.array(
             [tokenizer.decode([index]).rstrip(" ").endswith(ends) for index in range(id_count(tokenizer))]
@@ -435,12 +436,6 @@ def question(cities: Sequence[str]) -> str:
     if len(cities) == 1:
         return f" City number: {cities[0]}"
     return f" City numbers of {', '.join(cities[:-1])} and {cities[-1]}, in this order:"
-
-
-def opening_of(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The token that opens a sequence, if the tokenizer has one: it becomes the attention sink instead of the text."""
-    opening = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
-    return [] if opening is None else [opening]
 
 
 def _nearest(places: Sequence[int], wanted: float) -> int:

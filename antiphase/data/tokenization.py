@@ -22,6 +22,9 @@ LARGEST_VOCABULARY = 10_000_000
 TRAINING_PIECE = 1 << 16
 """Number of characters passed to the trainer at a time."""
 
+PAGE_OPENING = "page_opening"
+"""Entry in a tokenizer's settings: the token before pages of tasks for models trained here, or "" for none."""
+
 PROMPT_TAIL = 48
 """Number of characters at the end of a prompt that are tokenized together with the text after it."""
 
@@ -73,7 +76,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int =
     # Texts that separate documents by <|endoftext|> must not spend merges on its letters
     parts = (part for text in texts for part in text.split(END))
     backend.train_from_iterator((piece for part in parts for piece in pieces(part, TRAINING_PIECE)), trainer)
-    return PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=END,
         bos_token=END,
@@ -82,6 +85,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, *, digits: int =
         clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
     )
+    note_training(tokenizer)
+    return tokenizer
 
 
 def check_vocabulary(size: int) -> None:
@@ -169,9 +174,41 @@ def opened_tokens(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return ids[: len(ids) - len(_around(tokenizer)[1])]
 
 
-def opening_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids of the special tokens that the tokenizer puts before a text, as those of Llama and Gemma do."""
-    return _around(tokenizer)[0]
+def note_training(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Note in a tokenizer, and so in the files that it writes, how models that are trained with it here read: windows
+    of text without an opening token, pages of tasks after bos, or eos where there is none.
+    """
+    opening = tokenizer.bos_token if tokenizer.bos_token is not None else tokenizer.eos_token
+    tokenizer.init_kwargs[PAGE_OPENING] = opening or ""
+
+
+def opening_of_text(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids before a window of text: what the tokenizer puts before a text, as those of Llama and Gemma do; none for a
+    model that was trained here, whose windows had none.
+    """
+    return () if PAGE_OPENING in tokenizer.init_kwargs else _around(tokenizer)[0]
+
+
+def opening_of_page(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids before a page of a task that is written here, such as needles: what the tokenizer puts before a text, or what
+    it was for a model that was trained here.
+
+    Raises:
+        InputError: the files of a tokenizer name a token that it does not have.
+    """
+    if PAGE_OPENING not in tokenizer.init_kwargs:
+        return _around(tokenizer)[0]
+    if (token := tokenizer.init_kwargs[PAGE_OPENING]) == "":
+        return ()
+    if token not in tokenizer.all_special_tokens:
+        raise InputError(f"tokenizer_config.json: {PAGE_OPENING} is {shown(token)}, which is no special token of it")
+    return (tokenizer.all_special_ids[tokenizer.all_special_tokens.index(token)],)
+
+
+def openings(tokenizer: PreTrainedTokenizerBase) -> dict[str, list[str]]:
+    """Both openings in words, as records have them."""
+    found = {"text": opening_of_text(tokenizer), "page": opening_of_page(tokenizer)}
+    return {name: [str(tokenizer.convert_ids_to_tokens(index)) for index in ids] for name, ids in found.items()}
 
 
 @lru_cache(maxsize=4)

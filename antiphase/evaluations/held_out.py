@@ -11,7 +11,7 @@ from antiphase.config import DataSettings
 from antiphase.data.packing import pack
 from antiphase.data.prepare import PreparedData, check_held_out, check_task, is_cache
 from antiphase.data.prepare import prepare as prepare_data
-from antiphase.data.tokenization import opening_tokens
+from antiphase.data.tokenization import opening_of_text
 from antiphase.errors import InputError, naming
 from antiphase.evaluations.inputs import text_content
 from antiphase.evaluations.settings import HeldOutSettings, RetrievalTextSettings, TextSettings
@@ -87,7 +87,7 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
     settings = replace(settings, source="text", paths=[], validation=paths, text_field=text_field)
     if loaded.settings is not None:
         _tell_of_training_text(trained, paths, loaded.name, say)
-    opening = opening_of_text(loaded)
+    opening = opening_of_text(loaded.tokenizer)
     if settings.sequence_length <= len(opening):
         raise InputError(f"--length {settings.sequence_length} has no room for text; raise it")
     say("packing the text into tokens")
@@ -96,11 +96,6 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
         cache=tokens_of(output),
     )  # fmt: skip
     return PreparedData(settings, loaded.tokenizer, None, packed, opening)
-
-
-def opening_of_text(loaded: LoadedModel) -> tuple[int, ...]:
-    """Ids before each window of a text: none for a model that was trained here, whose windows had none."""
-    return opening_tokens(loaded.tokenizer) if loaded.settings is None else ()
 
 
 def _tell_of_training_text(trained: DataSettings, paths: list[str], name: str, say: Callable[[str], None]) -> None:

@@ -33,6 +33,7 @@ from antiphase.scoring.loading import (
     LoadedModel,
     context_length,
     load_model,
+    openings_of,
     origins,
     refused_by_model,
     untrained,
@@ -180,7 +181,7 @@ def evaluate_on_contexts(
         rows = _measured(settings, first, experiment, journal, say, report)
         found = CellRows(settings.names, experiment.task, experiment.guess_rate, rows)
         data = first.settings.data if first.settings else None
-        read = {"data": data, **origins(settings.names)}
+        read = {"data": data, **origins(settings.names), **openings_of(first)}
         return measuring.result(found).save(output, settings, seconds=time.perf_counter() - started, **read)
 
 

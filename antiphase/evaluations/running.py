@@ -22,7 +22,7 @@ from antiphase.folders.journal import journal_in
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.records import Record
 from antiphase.registry import Measurement, every
-from antiphase.scoring.loading import load_model, origins, refused_by_model
+from antiphase.scoring.loading import load_model, openings_of, origins, refused_by_model
 from antiphase.training.device import loading_options
 
 FLAGS = {
@@ -78,7 +78,9 @@ def evaluate(
         say(f"measuring {measurement.name}")
         with refused_by_model(settings.name):
             result = module.measure(loaded, data, settings, Parts(report, journal))
-        read = {**origins([loaded]), **({"data": data.settings} if isinstance(data, PreparedData) else {})}
+        read = {**origins([loaded]), **openings_of(loaded)}
+        if isinstance(data, PreparedData):
+            read["data"] = data.settings
         written: Record = result.save(output, settings, seconds=time.perf_counter() - started, **read)
         return written
 

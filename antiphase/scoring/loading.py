@@ -28,6 +28,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
 from antiphase.config import RunSettings, kept_run
+from antiphase.data.tokenization import note_training, openings
 from antiphase.errors import InputError
 from antiphase.folders.contents import check_loaded
 from antiphase.reading.models import ORIGIN, origin_of, read_model
@@ -90,6 +91,8 @@ def load_model(
     check_loaded(name, "MODEL")
     settings = Path(name) / "run.yaml"
     run = kept_run(settings, flag="MODEL") if settings.is_file() else None
+    if run is not None:
+        note_training(tokenizer)  # the files of earlier runs do not say so
     placed = model if device_map is not None else model.to(device)
     loaded = LoadedModel(name=name, model=placed.eval(), tokenizer=tokenizer, settings=run)
     if with_head and _sees_later_tokens(loaded.model):
@@ -97,6 +100,11 @@ def load_model(
             f"MODEL {name} is not a causal language model: its logits depend on the tokens that follow; give a decoder"
         )
     return loaded
+
+
+def openings_of(loaded: LoadedModel) -> dict[str, dict[str, list[str]]]:
+    """Part of a record's configuration: the tokens before what the model has read."""
+    return {"opening": openings(loaded.tokenizer)}
 
 
 def origins(models: Iterable[LoadedModel | str]) -> dict[str, dict[str, str]]:

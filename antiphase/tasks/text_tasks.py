@@ -12,6 +12,7 @@ from antiphase.config import RunSettings
 from antiphase.data.corpora import COLUMN_REMEDY, documents
 from antiphase.data.prepare import symbols
 from antiphase.data.retrieval import Language, RetrievalTask, TextLanguage
+from antiphase.data.tokenization import opening_of_text
 from antiphase.errors import InputError, naming
 from antiphase.randomness import keyed_generator
 from antiphase.tasks.samples import Sample, Task
@@ -48,7 +49,7 @@ def continuations(
             "more text, fewer --samples or a shorter length"
         )
     passages = tokens[: count * (length + width)].reshape(count, length + width)
-    opening = [tokenizer.bos_token_id] if tokenizer.bos_token_id is not None else []
+    opening = opening_of_text(tokenizer)
     generator = keyed_generator(seed, "continuations", settings.name)
     found: list[Sample] = []
     for number in torch.randperm(count, generator=generator).tolist():

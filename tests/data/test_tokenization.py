@@ -17,7 +17,20 @@ from antiphase.config import load_preset
 from antiphase.data import tokenization
 from antiphase.data.prepare import prepare
 from antiphase.data.retrieval import TextLanguage
-from antiphase.data.tokenization import END, PAD, id_count, opened_tokens, pieces, prompt_tokens, train_tokenizer
+from antiphase.data.tokenization import (
+    END,
+    PAD,
+    PAGE_OPENING,
+    id_count,
+    note_training,
+    opened_tokens,
+    opening_of_page,
+    opening_of_text,
+    openings,
+    pieces,
+    prompt_tokens,
+    train_tokenizer,
+)
 from antiphase.errors import InputError
 from antiphase.reading.tokenizers import load_tokenizer
 from antiphase.training.run_model import model_config
@@ -102,6 +115,43 @@ def test_a_text_that_goes_on_is_opened_and_not_closed(tokenizer, before, after, 
     )
     expected = [tokenizer.eos_token_id] * before + tokenizer(text)["input_ids"]
     assert opened_tokens(changed, text) == prompt_tokens(changed, text) == expected
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_models_from_elsewhere_read_what_their_tokenizer_puts_before_a_text(tokenizer, before, tmp_path):
+    changed = copy.deepcopy(tokenizer)
+    del changed.init_kwargs[PAGE_OPENING]
+    changed.backend_tokenizer.post_processor = TemplateProcessing(
+        single=" ".join([END] * before + ["$A"]), special_tokens=[(END, tokenizer.eos_token_id)]
+    )
+    changed.save_pretrained(tmp_path)
+    for one in (changed, load_tokenizer(str(tmp_path))):
+        assert opening_of_text(one) == opening_of_page(one) == (tokenizer.eos_token_id,) * before
+        assert openings(one) == {"text": [END] * before, "page": [END] * before}
+
+
+@pytest.mark.parametrize("left_out", [(), ("bos_token",), ("bos_token", "eos_token")])
+def test_models_trained_here_read_pages_after_bos_or_eos_and_text_without(tokenizer, left_out, tmp_path):
+    own = copy.deepcopy(tokenizer)
+    own.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{PAD} $A", special_tokens=[(PAD, tokenizer.pad_token_id)]
+    )
+    for name in left_out:
+        setattr(own, name, None)
+    note_training(own)
+    own.save_pretrained(tmp_path)
+    opening = () if len(left_out) == 2 else (tokenizer.eos_token_id,)
+    for one in (own, load_tokenizer(str(tmp_path))):
+        assert opening_of_text(one) == ()
+        assert opening_of_page(one) == opening
+
+
+@pytest.mark.parametrize("named", ["<|none|>", 5, None, ["a"]])
+def test_an_opening_that_is_no_special_token_is_refused(tokenizer, named):
+    broken = copy.deepcopy(tokenizer)
+    broken.init_kwargs[PAGE_OPENING] = named
+    with pytest.raises(InputError, match=r"^tokenizer_config\.json: page_opening is .*, which is no special token"):
+        opening_of_page(broken)
 
 
 def test_training_is_deterministic_and_reads_a_stream():

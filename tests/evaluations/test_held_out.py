@@ -10,6 +10,7 @@ from tokenizers.processors import TemplateProcessing
 
 from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
+from antiphase.data.tokenization import PAGE_OPENING
 from antiphase.errors import InputError
 from antiphase.evaluations.held_out import data_for
 from antiphase.evaluations.probe import ProbeSettings
@@ -61,6 +62,8 @@ def test_more_than_was_held_out_is_refused(tmp_path, run):
 
 def test_windows_begin_as_the_tokenizer_of_another_model_opens_texts(tmp_path, tiny_model, text_tokenizer, book):
     plain, opening = copy.deepcopy(text_tokenizer), copy.deepcopy(text_tokenizer)
+    for one in (plain, opening):
+        del one.init_kwargs[PAGE_OPENING]  # of models that were not trained here
     end = text_tokenizer.eos_token
     opening.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{end} {end} $A {end}", special_tokens=[(end, text_tokenizer.eos_token_id)]

@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from antiphase.data.corpora import fingerprint
 from antiphase.data.packing import pack
+from antiphase.data.tokenization import opening_of_text
 from antiphase.errors import InputError
-from antiphase.evaluations.held_out import check_words, opening_of_text, tokens_of
+from antiphase.evaluations.held_out import check_words, tokens_of
 from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.evaluations.probe import ByPosition, Figures, HeadFigures, Probe, ProbeSettings, TokenSinks
 from antiphase.ops.statistics import SinkBaselines, sink_baselines
@@ -50,7 +51,7 @@ def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Cal
     say("packing the text into tokens")
     first, last = loaded.tokenizer.cls_token_id, loaded.tokenizer.sep_token_id
     is_encoder = first is not None and last is not None
-    before, after = ((first,), (last,)) if is_encoder else (opening_of_text(loaded), ())
+    before, after = ((first,), (last,)) if is_encoder else (opening_of_text(loaded.tokenizer), ())
     if settings.length <= len(before) + len(after):
         named = "[CLS] and [SEP]" if is_encoder else "the token that opens a text"
         raise InputError(f"--length {settings.length} has no room beside {named}; raise it")
