@@ -101,8 +101,8 @@ class DataSettings:
     """Numbers in text are single tokens: two digits, which the tokenizers trained here do not split."""
     lengths: list[int] = field(default_factory=list)
     """Lengths of retrieval sequences in the order of training, such as [128, 256, 512, 1024]: each divides
-    ``sequence_length``, and the last one equals it. Several shorter ones, which do not see each other, fill a row; text
-    keeps its length, and repeated tokens are shortened too if all is ``synthetic``. The next length begins after an
+    ``sequence_length``, and the last one equals it. Several shorter ones, which do not see each other, fill a row.
+    Repeated tokens are shortened too; text and labels keep their length. The next length begins after an
     evaluation (``training.evaluate_every``) in which accuracy on held-out sequences of the present one is above
     ``length_threshold``, so arms that learn at different speeds may read different lengths. Empty means one length.
     """

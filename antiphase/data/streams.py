@@ -124,12 +124,12 @@ class TextStream:
 
     def batch(self, step: int, page_length: int | None = None) -> Batch:
         parts = []
+        task, pages = _in_pages(self.task, page_length)
         if self.text_rows:
             chosen = [block for kind in self._kinds for block in kind.of_step(step)]
             blocks = torch.stack([self.packed.block(index) for index in chosen])
             parts.append(Batch(blocks, blocks))
         if self.needle_rows:
-            task, pages = _in_pages(self.task, page_length)
             sampled = task.sample(self.needle_rows * pages, keyed_generator(*self.key, "needles", step))
             labels = sampled.labels() if self.answers_only else sampled.text_labels()
             parts.append(_rows_of(Batch(sampled.input_ids, labels), pages))
@@ -140,7 +140,7 @@ class TextStream:
         if self.repeat_rows:
             assert self.words is not None
             generator = keyed_generator(*self.key, "repeated", step)
-            parts.append(_repeated(self.repeat_rows, self.task, self.words, generator))
+            parts.append(_rows_of(_repeated(self.repeat_rows * pages, task, self.words, generator), pages))
         self.packed.release()
         return _join(parts)
 

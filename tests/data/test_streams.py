@@ -175,6 +175,23 @@ def test_nothing_predicts_the_first_token_of_a_page():
     assert (repeated.input_ids[:, ::20] == SYMBOLS.opening()[0]).all()
 
 
+@pytest.mark.parametrize("length", [15, 20, 30])
+def test_repeated_tokens_among_text_are_as_short_as_pages(length):
+    packed = PackedTokens(numpy.arange(1000, 1000 + 20 * 60, dtype=numpy.uint16), 60)
+    words = torch.arange(2000, 2500)
+    stream = TextStream(packed, ROOMY, batch_size=6, needle_share=0.5, key=(0, "training"), words=words,
+                        repeat_share=1 / 3)  # fmt: skip
+    batch, count = stream.batch(1, length), 60 // length
+    assert batch.pages.tolist() == [1] + [count] * 5
+    for page, labels in zip(batch.input_ids[4:].view(-1, length), batch.labels[4:].view(-1, length), strict=True):
+        first = int((labels != IGNORED_TARGET).nonzero()[0])
+        period = first - 1  # the page's first token opens it
+        assert 4 <= period <= (length - 1) // 2
+        assert torch.equal(page[first:], page[1:-period])
+        assert torch.equal(labels[first:], page[first:])
+        assert (labels[:first] == IGNORED_TARGET).all()
+
+
 # ------------------------------------------------------------------------------------------ order and mixtures
 
 
