@@ -40,7 +40,8 @@ def continuations(
     """Passages of a text; the correct option is the true continuation, the others continue other passages."""
     tokens = _text_tokens(settings, folder, tokenizer)
     length, width, offered = settings.length or PASSAGE, settings.continuation, settings.offered
-    if longest is not None and length + width > longest:
+    opening = opening_of_text(tokenizer)
+    if longest is not None and len(opening) + length + width > longest:
         raise InputError(f"length ({length}) and continuation ({width}) are more than the {longest} the model reads")
     count = len(tokens) // (length + width)
     if count < max(samples, offered):
@@ -49,7 +50,6 @@ def continuations(
             "more text, fewer --samples or a shorter length"
         )
     passages = tokens[: count * (length + width)].reshape(count, length + width)
-    opening = opening_of_text(tokenizer)
     generator = keyed_generator(seed, "continuations", settings.name)
     found: list[Sample] = []
     for number in torch.randperm(count, generator=generator).tolist():

@@ -13,7 +13,7 @@ import yaml
 from tokenizers.processors import TemplateProcessing
 from transformers import DynamicCache, LlamaConfig
 
-from antiphase.data.tokenization import END, train_tokenizer
+from antiphase.data.tokenization import END, PAGE_OPENING, train_tokenizer
 from antiphase.errors import InputError
 from antiphase.studies.calibrate.measuring import hash_of_sample
 from antiphase.tasks.task_files import template_names
@@ -502,7 +502,7 @@ def test_continuations(tmp_path, tokenizer):
     whole = tokenizer(text + "\n")["input_ids"]
     assert task.chance == 0.25
     for sample in task.samples:
-        asked = list(sample.prompt[1:]) + list(sample.options[sample.target])
+        asked = list(sample.prompt) + list(sample.options[sample.target])
         places = [i for i in range(len(whole)) if whole[i : i + 49] == asked]
         assert sample.row * 49 in places
         assert len(set(sample.options)) == 4
@@ -523,6 +523,19 @@ def test_continuations(tmp_path, tokenizer):
         load_task(written(tmp_path, tree), tokenizer, samples=5000)
     with pytest.raises(InputError, match="are more than the 48 the model reads"):
         load_task(written(tmp_path, tree), tokenizer, longest=48)
+
+
+def test_a_continued_text_begins_as_the_tokenizer_opens_one(tmp_path, tokenizer):
+    other = copy.deepcopy(tokenizer)
+    del other.init_kwargs[PAGE_OPENING]
+    other.backend_tokenizer.post_processor = TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
+    text = " ".join(f"the cat sat on mat {i} and ran to log {i * 7 % 50} ." for i in range(100))
+    tree = {"template": "continuation", "data": data(tmp_path, "book.txt", text), "length": 40, "continuation": 9}
+    ours, theirs = (load_task(written(tmp_path, tree), one, samples=9, longest=50) for one in (tokenizer, other))
+    assert [sample.prompt for sample in theirs.samples] == [(0, *sample.prompt) for sample in ours.samples]
+    load_task(written(tmp_path, tree), tokenizer, samples=9, longest=49)
+    with pytest.raises(InputError, match="are more than the 49 the model reads"):
+        load_task(written(tmp_path, tree), other, samples=9, longest=49)
 
 
 def test_prompts_without_content_are_the_rows_prompt_about_other_texts(tmp_path, tokenizer):
