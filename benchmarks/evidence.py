@@ -35,6 +35,7 @@ from antiphase.scoring.loading import load_model
 from antiphase.studies.jobs import Job, run_jobs
 from antiphase.studies.runs import run_of
 from antiphase.studies.tune.measure import gradient_spikes
+from antiphase.training.device import choose_device
 from antiphase.training.run_folder import SETTINGS, check_run, read_metrics
 from antiphase.typed import build
 
@@ -183,7 +184,11 @@ def block_losses(folder: Path, settings: RunSettings, tokens: Path = WORK / "tok
     text = data.validation_text
     assert text is not None
     batch = data.validation(settings.evaluation.validation_sequences)
-    losses = negative_log_likelihoods(load_model(str(folder)).model, batch.input_ids, batch.labels)
+    losses = negative_log_likelihoods(
+        load_model(str(folder), device=str(choose_device(settings.training.device))).model,
+        batch.input_ids,
+        batch.labels,
+    )
     by_block = losses.unflatten(0, (len(batch.input_ids), -1)).double().mean(1).tolist()
     ends = np.flatnonzero(text.tokens == data.tokenizer.eos_token_id)
     found: dict[str, list[float]] = {}

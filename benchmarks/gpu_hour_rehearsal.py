@@ -1,8 +1,6 @@
-"""Rehearse the complete GPU hour on a CPU at a hundredth of its size; every stage is killed once and resumed.
+"""Rehearse the stages of the GPU hour on a CPU at a hundredth of their size; each is killed once and resumed.
 
-    python benchmarks/gpu_hour_rehearsal.py --output runs/gpu-rehearsal --data ../shared/data/books/train
-        --validation ../shared/data/books/validation --trec ../shared/data/classification/trec
-        --clinc ../shared/data/icl/clinc150.json
+    python benchmarks/gpu_hour_rehearsal.py --output runs/gpu-rehearsal
 
 Writes docs/records/gpu-hour-rehearsal.json: what existed when a stage was killed, and the result of its second run.
 """
@@ -15,37 +13,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from antiphase.data.corpora import documents
 from antiphase.records import Record
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGES = ("kernels", "attention", "model", "profile", "pilot", "train", "continue")
-CHARACTERS = {"train": 400_000, "validation": 60_000}
-"""Number of characters of the text that the rehearsal's models read."""
+STAGES = ("kernels", "attention", "model", "profile")
 POLL = 0.1
 
 
 def main() -> int:
     """Run every stage twice: first until it has finished a piece, then to its end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("data", "validation", "trec", "clinc"):
-        parser.add_argument(f"--{name}", required=True, help="as for gpu_hour.py prepare")
     parser.add_argument("--output", type=Path, required=True, help="folder for everything but the record")
     parser.add_argument("--records", type=Path, default=ROOT / "docs/records", help="folder for the record")
     given = parser.parse_args()
     output: Path = given.output.resolve()
     output.mkdir(parents=True)
     started = time.monotonic()
-    texts = {}
-    for part, path in (("train", given.data), ("validation", given.validation)):
-        texts[part] = output / f"{part}.txt"
-        texts[part].write_text(next(iter(documents([path])))[: CHARACTERS[part]], encoding="utf-8")
-    prepared = [*_command(output, "prepare"), "--data", str(texts["train"]), "--validation", str(texts["validation"])]
-    subprocess.run([*prepared, "--trec", given.trec, "--clinc", given.clinc], check=True, cwd=ROOT)
     stages = [rehearsed(output, stage) for stage in STAGES]
     record = Record(kind="gpu-hour-rehearsal", values={"stages": stages}, seconds=time.monotonic() - started)
     sys.stdout.write(f"{record.save(given.records, 'gpu-hour-rehearsal')}\n")
@@ -80,7 +66,7 @@ def rehearsed(output: Path, stage: str) -> dict[str, Any]:
 
 
 def _command(output: Path, stage: str) -> list[str]:
-    folders = ["--records", str(output / "records"), "--work", str(output / "work"), "--prepared", str(output / "data")]
+    folders = ["--records", str(output / "records"), "--work", str(output / "work")]
     return [sys.executable, str(ROOT / "benchmarks/gpu_hour.py"), stage, "--rehearsal", "--minutes", "30", *folders]
 
 
@@ -92,12 +78,8 @@ def _start(output: Path, stage: str) -> subprocess.Popen[bytes]:
 
 
 def _has_begun(output: Path, stage: str) -> bool:
-    """Whether a kill would now be a test: there is a checkpoint if models are trained, else a stored piece."""
-    checkpoints: dict[str, Callable[[], bool]] = {
-        "train": lambda: any((output / "work/models").glob("*/checkpoint/step-*")),
-        "continue": lambda: any((output / "work/continued").glob("*/checkpoint/step-*")),
-    }
-    return checkpoints.get(stage, lambda: len(_pieces(output, stage)) > int(stage == "kernels"))()
+    """Whether a kill would now be a test: there is a stored piece."""
+    return len(_pieces(output, stage)) > int(stage == "kernels")
 
 
 def _pieces(output: Path, stage: str) -> dict[str, Any]:
@@ -114,12 +96,7 @@ def _summary(output: Path, stage: str) -> dict[str, Any]:
         return {"blocks": values["blocks"]["chosen"], "comparisons": len(values["rows"]), "failed": values["failed"]}
     if stage == "model":
         return {"comparisons": len(values["rows"])}
-    if stage == "profile":
-        return {"kernels": {name: len(rows) for name, rows in values["models"].items()}}
-    if stage == "pilot":
-        return {"pace": values["pace"], "plan": values["plan"]}
-    measured = [values["measured"]] if stage == "continue" else [p["measured"] for p in values["pieces"].values()]
-    return {"measurements": {name: found["why"] for part in measured for name, found in part.items()}}
+    return {"kernels": {name: len(rows) for name, rows in values["models"].items()}}
 
 
 if __name__ == "__main__":
