@@ -206,7 +206,7 @@ class Block:
             jobs.append(Job(run.name, run.arm, run.seed, settings))
 
         def report(job: Job, step: int, values: Mapping[str, Any]) -> None:
-            if self.left <= 0:
+            if self.left <= 0 and step < job.settings.training.steps:
                 raise Interrupted("the minutes are over")
 
         place = WORK / "e/extended"

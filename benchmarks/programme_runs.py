@@ -168,7 +168,7 @@ def execute_together(runs: Mapping[Run, RunSettings], processes: int, ends: floa
     jobs = [Job(run.name, run.arm, run.seed, settings) for run, settings in runs.items()]
 
     def report(job: Job, step: int, values: Mapping[str, Any]) -> None:
-        if time.monotonic() > ends:
+        if time.monotonic() > ends and step < job.settings.training.steps:
             raise Interrupted("the minutes are over")
 
     place = WORK / next(iter(runs)).study
