@@ -141,6 +141,11 @@ class AttentionCall:
         """Whole value heads (B, value heads, M, dv)."""
         return join_halves(self.value) if self.kind.subtracts and self.kind.key_maps == 2 else self.value
 
+    def unread(self, *also_read: str) -> dict[str, Any]:
+        """The arguments of the call besides λ, scale, window, causality and ``also_read``."""
+        read = ("lam", "scaling", "sliding_window", "is_causal", *also_read)
+        return {name: given for name, given in self.arguments.items() if name not in read}
+
     def refuse_unread(self, *also_read: str) -> None:
         """Refuse arguments that change the result but are not taken into account.
 
@@ -150,9 +155,7 @@ class AttentionCall:
         Raises:
             ValueError: there is such an argument; the message names it.
         """
-        read = ("lam", "scaling", "sliding_window", "is_causal", *also_read)
-        unread = {name: given for name, given in self.arguments.items() if name not in read}
-        refuse_unknown(unread, self.module)
+        refuse_unknown(self.unread(*also_read), self.module)
 
     def refuse_other_keys(self) -> None:
         """Refuse keys other than the queries' own tokens: another sequence's, or the compressed ones of DeepSeek V4.

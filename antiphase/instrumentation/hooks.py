@@ -118,8 +118,22 @@ def refuse_encoder_decoder(model: PreTrainedModel) -> None:
     """
     if is_encoder_decoder(model):
         raise InputError(
-            f"attention of a {model.config.model_type} model cannot be measured or changed, because encoder and "
-            "decoder use the same layer numbers; use attention_maps (antiphase look)"
+            f"attention of a {model.config.model_type} model cannot be measured or changed as a whole, because "
+            "encoder and decoder use the same layer numbers; measure model.get_encoder(), or use attention_maps "
+            "(antiphase look)"
+        )
+
+
+def refuse_other_interfaces(model: PreTrainedModel) -> None:
+    """
+    Raises:
+        ValueError: the model computes attention in its own code alone, so that no other function can see it.
+    """
+    if not model._can_set_attn_implementation():
+        raise ValueError(
+            f"{type(model).__name__} does not use transformers' attention interface, so attention of a "
+            f"{model.config.model_type} model can be neither read nor changed; that of models which use it can, such "
+            "as llama, gpt2, gemma2, bert or t5"
         )
 
 
@@ -134,8 +148,7 @@ def wrapped_attention(model: PreTrainedModel, wrap: Callable[[AttentionFunction]
             that did not restore it.
     """
     original = model.config._attn_implementation
-    if not model._can_set_attn_implementation():
-        raise ValueError(f"{type(model).__name__} does not use transformers' attention interface")
+    refuse_other_interfaces(model)
     wrapped = wrap(_function_of(model, original))
     name = f"{REPLACEMENT_PREFIX}{next(_NUMBERS)}"
     masks = AttentionMaskInterface._global_mapping
@@ -195,7 +208,8 @@ def _function_of(model: PreTrainedModel, implementation: str) -> AttentionFuncti
         if hasattr(home, "eager_attention_forward") and (hasattr(layer, "scaling") or hasattr(layer, "is_causal")):
             return home.eager_attention_forward
     raise ValueError(
-        f"{type(model).__name__} has no eager attention function; recurrent and convolutional models have no attention"
+        f"{type(model).__name__} has no eager attention function, so a {model.config.model_type} model shows no "
+        "attention that could be measured or changed; recurrent and convolutional models have none"
     )
 
 

@@ -317,9 +317,14 @@ def split_halves(out: Tensor) -> Tensor:
     return out.unflatten(3, (2, -1)).flatten(2, 3)
 
 
+def unknown_arguments(kwargs: dict[str, Any]) -> list[str]:
+    """Names of arguments that change what attention computes, such as ``s_aux``, ``softcap`` or ``position_bias``."""
+    return sorted(name for name, value in kwargs.items() if name not in IGNORED and value is not None)
+
+
 def refuse_unknown(kwargs: dict[str, Any], layer: nn.Module) -> None:
-    """Refuse arguments such as ``s_aux``, ``softcap`` or ``position_bias`` by name instead of ignoring them."""
-    unknown = sorted(name for name, value in kwargs.items() if name not in IGNORED and value is not None)
+    """Refuse ``unknown_arguments`` by name instead of ignoring them."""
+    unknown = unknown_arguments(kwargs)
     if unknown:
         known = {"softcap": "softcap (its attention logits are soft-capped)"}
         named = ", ".join(known.get(name, name) for name in unknown)

@@ -85,6 +85,7 @@ def layer_statistics(
     lam: Tensor | None = None,
     top: int = 0,
     histogram: bool = False,
+    maps: Tensor | None = None,
 ) -> LayerStatistics:
     """Statistics of every map of a layer.
 
@@ -95,6 +96,8 @@ def layer_statistics(
         lam: λ of differential heads (S = 2), broadcastable to (B, G, R, N).
         top: how many of the largest logits to keep.
         histogram: whether to count logits by magnitude and sum their powers.
+        maps: (B, G, R, S, N, M), weights of a layer that does more to its scores than to scale and hide; None means
+            the softmax of the scores.
 
     Statistics are fp32 (fp64 for fp64 input).
     """
@@ -120,20 +123,23 @@ def layer_statistics(
             if block.sees_no_key:
                 continue
             weight = item.per_query(counted, block)  # (U R, 1, n)
-            maps = []
+            by_map = []
             for index in range(streams):
                 scores = item.scores(index, block)
                 if counts is not None and powers is not None:
                     _count(counts[item.groups, :, index], powers[item.groups, :, index], scores, weight)
                 if top:
                     keep_largest(top_logits[here][:, :, :, index], scores, weight)
-                weights = item.softmax(scores)
+                if maps is None:
+                    weights = item.softmax(scores)
+                else:
+                    weights = maps[here][:, :, :, index, block.queries, block.keys].reshape(scores.shape)
                 by_head = weights.view(-1, weight.shape[-1], weights.shape[-1])  # (U R, n, m)
                 _add(sums[here][:, :, :, index, block.keys], torch.bmm(weight, by_head))
                 _add(entropy[here][:, :, :, index], torch.bmm(weight, _entropy(layout, by_head)))
-                maps.append(by_head)
+                by_map.append(by_head)
             if signs is not None:
-                signs.add(item, block, maps, weight)
+                signs.add(item, block, by_map, weight)
     count = real.sum(1).clamp(min=1)
     return LayerStatistics(
         maps=Statistics(

@@ -20,8 +20,9 @@ from transformers import PreTrainedModel
 from antiphase.instrumentation.calls import AttentionCall, Pairing
 from antiphase.instrumentation.hooks import observed, transformed
 from antiphase.probing.answers import AnswerScores, answer_scores
+from antiphase.probing.own_maps import is_close
 from antiphase.probing.rows import LayerRows, rows_at, rows_of_heads
-from antiphase.probing.stored_keys import NUMBERS_AT_ONCE, Stored, among_copies, apart, attend, is_close, output_of
+from antiphase.probing.stored_keys import NUMBERS_AT_ONCE, Stored, among_copies, apart, attend, output_of
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from antiphase.errors import NonFiniteError
 from antiphase.instrumentation.calls import AttentionCall, Pairing, kind_of
-from antiphase.instrumentation.hooks import is_encoder_decoder, observed, restorer
+from antiphase.instrumentation.hooks import is_encoder_decoder, observed, refuse_other_interfaces, restorer
 from antiphase.interface import REPLACEMENT_PREFIX
 from antiphase.layers.masks import combine_mask
 from antiphase.probing.rows import rows_of
@@ -98,8 +98,7 @@ def _eager(model: PreTrainedModel) -> Iterator[None]:
         yield
         return
     original = model.config._attn_implementation
-    if not model._can_set_attn_implementation():
-        raise ValueError(f"{type(model).__name__} does not use transformers' attention interface")
+    refuse_other_interfaces(model)
     if original.startswith(REPLACEMENT_PREFIX):
         raise ValueError("attention that a block observes or changes has no eager maps; read them outside the block")
     restore = restorer(model)

@@ -14,6 +14,7 @@ from antiphase.instrumentation.hooks import observed
 from antiphase.layers.functions import softmax_weights
 from antiphase.ops.reference import softmax_maps
 from antiphase.ops.shapes import Shapes, statistics_dtype
+from antiphase.probing.own_maps import changes_scores, own_maps, without_bias
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,15 @@ class LayerRows:
 def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor) -> list[LayerRows]:
     """Attention of the queries at ``positions`` in every layer, in order, on the CPU.
 
+    A layer that changes its scores (``own_maps``) forms whole maps, one layer at a time.
+
     Args:
         input_ids: (B, N) without padding.
         positions: (B, P), 0-based.
 
     Raises:
         InputError: the model is an encoder–decoder.
-        ValueError: attention does not use transformers' interface, has unsupported arguments (such as ``softcap``), or
-            keys that are not the text's tokens.
+        ValueError: attention does not use transformers' interface, or has keys that are not the text's tokens.
         NonFiniteError: weights or λ are not finite.
     """
     found: list[LayerRows] = []
@@ -65,7 +67,8 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
 
     def observe(call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
         if not call.is_second_half:
-            rows, _, _ = rows_at(positions, call)
+            is_own = changes_scores(call, "s_aux")
+            rows = _own_rows(positions, call, heads) if is_own else rows_at(positions, call)[0]
             found.append(rows_of_heads(call, rows))
 
     with observed(model, observe, once=True):
@@ -104,6 +107,16 @@ def rows_at(positions: Tensor, call: AttentionCall) -> tuple[LayerRows, Tensor, 
     if not bool(found.maps.isfinite().all()) or (found.lam is not None and not bool(found.lam.isfinite().all())):
         raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
     return found, chosen, visible
+
+
+def _own_rows(positions: Tensor, call: AttentionCall, heads: Tensor) -> LayerRows:
+    """Rows of a call that changes its scores, given the heads' outputs (B, N, heads, dv)."""
+    call.refuse_other_keys()
+    positions = positions.to(call.query.device)
+    maps = own_maps(call, heads)
+    places = positions[:, None, :, None].expand(-1, maps.shape[1], -1, maps.shape[-1])
+    rows = maps.gather(2, places).unsqueeze(2)
+    return LayerRows(rows, None, call.layer, _visible(without_bias(call), positions))
 
 
 def rows_of(call: AttentionCall, query: Tensor, key: Tensor, visible: Tensor | None, lam: Tensor | None) -> LayerRows:

@@ -23,6 +23,7 @@ from antiphase.ops.statistics import (
     layer_statistics,
     sinks,
 )  # fmt: skip
+from antiphase.probing.own_maps import changes_scores, own_maps, without_bias
 
 TOP_LOGITS = 10
 
@@ -99,7 +100,12 @@ def attention_statistics(
 ) -> AttentionStatistics:
     """Run the model once and compute attention statistics of every layer (2406.15765, section 3, for sinks).
 
-    The model is unchanged afterwards, even after an error. The two calls of a DiffLlama layer count as one.
+    The model is unchanged afterwards, even after an error. The two calls of a DiffLlama layer count as one. A layer
+    that changes its scores (soft caps, position biases, sink logits) forms whole maps, one layer at a time; logits are
+    those before such changes.
+
+    Of an encoder–decoder, ``model.get_encoder()`` is measured on its text, and ``model.get_decoder()`` with
+    ``encoder_hidden_states``, whose attention to these is left out.
 
     Example:
         >>> found = antiphase.attention_statistics(model, input_ids=input_ids)
@@ -114,7 +120,8 @@ def attention_statistics(
 
     Raises:
         InputError: the model is an encoder–decoder.
-        ValueError: the model does not use transformers' attention interface, or has unsupported arguments.
+        ValueError: the model does not use transformers' attention interface, attends within windows, or its layers
+            differ in size.
         NonFiniteError: weights or λ are not finite.
     """
     if not alpha > 0:
@@ -126,21 +133,22 @@ def attention_statistics(
     if "use_cache" in inspect.signature(base.forward).parameters or hasattr(base.config, "use_cache"):
         model_inputs["use_cache"] = False
     probe = _Probe(model, model_inputs, spans or {}, alpha=alpha, top=top, histogram=histogram)
-    with observed(model, probe, once=True):
+    reads_other = model_inputs.get("encoder_hidden_states") is not None
+    with observed(model, probe, once=not reads_other, encoder_decoder=reads_other):
         base(**{name: value.to(model.device) if isinstance(value, Tensor) else value
                 for name, value in model_inputs.items()})  # fmt: skip
     return probe.found()
 
 
 class _Rows:
-    """Tensors of equal shape, one of each layer, in one storage that is allocated with the first.
+    """Tensors of equal shape, one of each layer of a model, in one storage that is allocated with the first.
 
     Kept one by one, these small tensors would lie between the large ones of the forward pass, and the heap, which can
     shrink at its end alone, would grow around them.
     """
 
-    def __init__(self, expected: int) -> None:
-        self.expected, self.count = expected, 0
+    def __init__(self, expected: int, model: str) -> None:
+        self.expected, self.model, self.count = expected, model, 0
         self.storage: Tensor | None = None
 
     def append(self, row: Tensor) -> None:
@@ -148,7 +156,10 @@ class _Rows:
         if self.storage is None:
             self.storage = row.new_empty(max(1, self.expected), *row.shape)
         if row.shape != self.storage.shape[1:]:
-            raise ValueError("the model's layers have different numbers of heads, which do not fit into one table")
+            raise ValueError(
+                f"the layers of the {self.model} model have different numbers of heads or tokens, which do not fit "
+                "into one table; measure a part whose layers are alike, such as model.text_model"
+            )
         if self.count == len(self.storage):
             self.storage = torch.cat([self.storage, torch.empty_like(self.storage)])
         self.storage[self.count] = row
@@ -172,19 +183,28 @@ class _Probe:
         self.spans = {name: span.to(model.device) for name, span in spans.items()}
         self.alpha, self.top, self.histogram = alpha, top, histogram
         self.layers: list[int] = []
-        expected = getattr(model.base_model.config, "num_hidden_layers", 1)
-        self.rows: defaultdict[str, _Rows] = defaultdict(lambda: _Rows(expected))
+        config = model.base_model.config
+        expected = getattr(config, "num_hidden_layers", 1)
+        self.rows: defaultdict[str, _Rows] = defaultdict(lambda: _Rows(expected, config.model_type))
+        self.model, self.reads_other = config.model_type, inputs.get("encoder_hidden_states") is not None
+        self.sequences = len(next(given for given in inputs.values() if isinstance(given, Tensor)))
 
     def __call__(self, call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
-        if call.is_second_half:
+        if call.is_second_half or (self.reads_other and not _is_causal(call)):
             return
-        call.refuse_unread("dropout")
         batch, _, length, _ = call.query.shape
-        call.refuse_other_keys()
-        if call.mask is not None and call.mask.shape[1] > 1:
+        if batch != self.sequences:
             raise ValueError(
-                f"{type(call.module).__name__} has a separate attention mask per head, which is not supported"
+                f"{type(call.module).__name__} of a {self.model} model attends within windows, which is not measured; "
+                "give a model whose layers attend to the whole input"
             )
+        call.refuse_other_keys()
+        maps = None
+        if changes_scores(call):
+            maps = own_maps(call, heads)
+        else:
+            call.refuse_unread("dropout")
+        call = without_bias(call)
         visible = Visibility(call.mask, call.is_causal, call.sliding_window)
         real = self.real
         if real is None:
@@ -197,8 +217,9 @@ class _Probe:
         if lam is not None:
             lam = lam.expand(batch, call.maps // 2, length).unflatten(1, (key.shape[1], -1))
         found = layer_statistics(
-            query, key, visible, scale=call.scale, real=real, lam=lam, top=self.top, histogram=self.histogram
-        )
+            query, key, visible, scale=call.scale, real=real, lam=lam, top=self.top, histogram=self.histogram,
+            maps=None if maps is None else maps.view(*query.shape[:-1], -1),
+        )  # fmt: skip
         lambdas = () if lam is None else (lam,)
         if not all(bool(part.isfinite().all()) for part in (found.maps.mass, found.maps.entropy, *lambdas)):
             raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
@@ -259,6 +280,14 @@ class _Probe:
             alpha=self.alpha,
             differences=differences,
         )
+
+
+def _is_causal(call: AttentionCall) -> bool:
+    """Whether earlier queries see fewer keys, as in a decoder's attention to its own text."""
+    seen = without_bias(call)
+    if seen.mask is None or seen.mask.shape[2] == 1:
+        return seen.hides_later_keys
+    return not torch.equal(seen.mask[:, :, 0], seen.mask[:, :, -1])
 
 
 def _share(mass: Tensor, keys: Tensor) -> Tensor:

@@ -16,8 +16,6 @@ from torch.nn.functional import scaled_dot_product_attention
 from antiphase.instrumentation.calls import AttentionCall
 from antiphase.probing.rows import LayerRows, rows_of
 
-CLOSENESS = 1e-3
-"""Relative tolerance between a layer's recomputed and actual outputs; 16 roundings if that is more."""
 NUMBERS_AT_ONCE = 1 << 27
 """Number of weights or logits of the copies that run at once, 0.5 GiB in fp32."""
 
@@ -109,9 +107,3 @@ def output_of(rows: LayerRows, value: Tensor, *, only: Tensor | None = None, abs
         weights = weights * only[:, None, None]
     values = value.repeat_interleave(weights.shape[1] // value.shape[1], dim=1)
     return (weights.to(values.dtype) @ values).transpose(1, 2)
-
-
-def is_close(found: Tensor, true: Tensor, scale: Tensor) -> bool:
-    """Whether the distance is small relative to a scale, by their norms."""
-    allowed = max(CLOSENESS, 16 * torch.finfo(true.dtype).eps)
-    return bool((found - true).double().norm() <= allowed * scale.double().norm())

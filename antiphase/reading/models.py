@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -196,12 +197,24 @@ def _read_weights(auto: Any, name: str, place: str, whole: str, options: Mapping
     check_tensors(
         place,
         whole=whole,
-        missing=notes["missing_keys"],
+        missing=_without_pooler(model, notes["missing_keys"]),
         surplus=[key for key in notes["unexpected_keys"] if _is_own(model) or _is_of_a_layer(model, key)],
         misshapen={key: (found, expected) for key, found, expected in notes["mismatched_keys"]},
         broken=(key for key, weight in model.named_parameters() if not is_finite(weight)),
     )
     return model
+
+
+def _without_pooler(model: PreTrainedModel, missing: Iterable[str]) -> list[str]:
+    """Missing tensors, after the removal of a pooler that the checkpoint lacks and the model's class can do without."""
+    missing, pooler = list(missing), getattr(model, "pooler", None)
+    if pooler is None or "add_pooling_layer" not in inspect.signature(type(model)).parameters:
+        return missing
+    own = {f"pooler.{name}" for name, _ in pooler.named_parameters()}
+    if not own <= set(missing):
+        return missing
+    model.pooler = None
+    return [name for name in missing if name not in own]
 
 
 def _is_no_report(line: logging.LogRecord) -> bool:

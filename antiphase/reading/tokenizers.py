@@ -138,11 +138,26 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, 
     Special tokens beyond it are allowed: some published tokenizers bring those of a larger relative along.
 
     Raises:
-        InputError: the tokenizer has words beyond the embedding.
+        InputError: as ``check_rows``, or the model reads text only next to something else.
     """
     if model.config.is_encoder_decoder:  # each side has a vocabulary of its own, against which its text is checked
         return
-    embedding = model.get_input_embeddings()
+    try:
+        embedding = model.get_input_embeddings()
+    except NotImplementedError as error:
+        raise InputError(
+            f"{place} is a {model.config.model_type} model, which reads text only together with other inputs; give its "
+            "text model, saved by itself"
+        ) from error
+    check_rows(tokenizer, embedding, place)
+
+
+def check_rows(tokenizer: PreTrainedTokenizerBase, embedding: nn.Module, place: str) -> None:
+    """As ``check_tokenizer``, given what embeds the tokens of a text.
+
+    Raises:
+        InputError: the tokenizer has words beyond the embedding.
+    """
     if not isinstance(embedding, nn.Embedding):  # characters as one-hot vectors, pictures, sounds
         return
     special = tokenizer.added_tokens_decoder

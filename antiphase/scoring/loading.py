@@ -20,6 +20,7 @@ from transformers import (
     AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForTextEncoding,
     AutoModelForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
@@ -37,9 +38,9 @@ from antiphase.records import DEQUANTIZED
 
 HEADS = (
     AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMaskedLM, AutoModelForSequenceClassification,
-    AutoModelForTokenClassification, AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification, AutoModelForQuestionAnswering, AutoModelForTextEncoding,
 )  # fmt: skip
-"""Auto classes of checkpoints without a causal head; the matching one has all of the checkpoint's weights."""
+"""Auto classes of checkpoints that are not AutoModel's; the matching one has all of the checkpoint's weights."""
 IRRELEVANT_FIELDS = ("_name_or_path", "transformers_version")
 """Fields of a configuration that do not affect results."""
 
@@ -87,7 +88,9 @@ def load_model(
             name, lambda config: _causal_class(name, config), dtype=dtype, device_map=device_map
         )
     else:
-        model, tokenizer = read_model(name, _class_of, kind="model", dtype=dtype, device_map=device_map)
+        model, tokenizer = read_model(
+            name, lambda config: _class_of(name, config), kind="model", dtype=dtype, device_map=device_map
+        )
     check_loaded(name, "MODEL")
     settings = Path(name) / "run.yaml"
     run = kept_run(settings, flag="MODEL") if settings.is_file() else None
@@ -184,9 +187,21 @@ def digest(loaded: LoadedModel) -> str:
     return hashed.hexdigest()
 
 
-def _class_of(config: PreTrainedConfig) -> Any:
-    """The Auto class with which a checkpoint has all of its weights."""
-    return next(filter(partial(_holds, config), HEADS), AutoModel)
+def _class_of(name: str, config: PreTrainedConfig) -> Any:
+    """The Auto class with which a checkpoint has all of its weights.
+
+    Raises:
+        InputError: the model reads images or sound.
+    """
+    found = next(filter(partial(_holds, config), HEADS), AutoModel)
+    if type(config) in found._model_mapping:
+        reads = found._model_mapping[type(config)].main_input_name
+        if reads != "input_ids":
+            raise InputError(
+                f"MODEL {name} is a {config.model_type} model, which reads {reads} and no text; pass these to "
+                "antiphase.attention_statistics in Python"
+            )
+    return found
 
 
 def _holds(config: Any, auto: Any) -> bool:

@@ -8,11 +8,19 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertForMaskedLM,
+    BertModel,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    T5Config,
+    T5EncoderModel,
+    T5ForConditionalGeneration,
+    ViTConfig,
+    ViTModel,
 )
 
 from antiphase.errors import InputError
@@ -185,3 +193,51 @@ def test_an_encoder_reads_its_text_between_its_own_tokens(antiphase, tmp_path):
     assert not set(ids[:, 1:-1].flatten().tolist()) & {0, 1, 2, 3}
     with pytest.raises(InputError, match="--length 2 has no room"):
         module.prepare(loaded, replace(settings, length=2), tmp_path / "o", print)
+
+
+WORDS = 400
+SMALL = {
+    "vocab_size": WORDS,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+}
+SMALL_T5 = {"vocab_size": WORDS, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+
+
+@pytest.mark.parametrize(("make", "part"), [
+    (lambda: Gemma2ForCausalLM(Gemma2Config(**SMALL, num_key_value_heads=1, head_dim=8)), None),
+    (lambda: BertModel(BertConfig(**SMALL), add_pooling_layer=False), None),
+    (lambda: T5EncoderModel(T5Config(**SMALL_T5)), None),
+    (lambda: T5ForConditionalGeneration(T5Config(**SMALL_T5)), "encoder"),
+], ids=["soft caps", "without a pooler", "an encoder alone", "an encoder and decoder"])  # fmt: skip
+def test_every_reader_of_text_is_probed_whole(antiphase, tmp_path, text_tokenizer, book, make, part):
+    torch.manual_seed(2)
+    model = make()
+    save(model, text_tokenizer, tmp_path / "model")
+    assert antiphase("probe model --data", book, "--length 32 --samples 3 --output o")[0] == 0
+    found = Probe.of(Record.load(tmp_path / "o"))
+    assert found.part == part
+    settings = ProbeSettings(name="model", paths=[str(tmp_path / book)], length=32, samples=3)
+    ids = module.prepare(load_model(str(tmp_path / "model"), with_head=False), settings, tmp_path / "o", print)
+    model.set_attn_implementation("eager")
+    reader = model.get_encoder() if part else model
+    with torch.no_grad():
+        maps = reader.eval()(input_ids=ids, output_attentions=True).attentions
+    for layer, whole in zip(found.layers, maps, strict=True):
+        assert layer.first_share == pytest.approx(whole[..., 0].mean().item(), rel=1e-4)
+        assert layer.entropy == pytest.approx(torch.special.entr(whole).sum(-1).mean().item(), rel=1e-4)
+
+
+def test_a_model_of_images_is_refused_by_what_it_reads(refused, tmp_path, text_tokenizer, book):
+    sizes = {name: size for name, size in SMALL.items() if name != "vocab_size"}
+    save(ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8), add_pooling_layer=False), text_tokenizer,
+         tmp_path / "model")  # fmt: skip
+    why = "MODEL model is a vit model, which reads pixel_values and no text"
+    refused(why, "probe model --data", book, "--output o")
+
+
+def test_the_encoder_of_a_pair_has_an_embedding_for_every_word(refused, tmp_path, text_tokenizer, book):
+    save(T5ForConditionalGeneration(T5Config(**{**SMALL_T5, "vocab_size": 40})), text_tokenizer, tmp_path / "model")
+    refused("MODEL model: its tokenizer is another model's", "probe model --data", book, "--length 32 --output o")

@@ -323,27 +323,23 @@ def test_statistics_and_rows_are_those_of_the_maps(name):
     layers = layers_of(model, case)
     span = torch.zeros_like(ids, dtype=torch.bool)
     span[:, 5:9] = True
-    if name == "softmax with sink logits":
-        with pytest.raises(ValueError, match="does not support the arguments s_aux"):
-            attention_statistics(model, input_ids=ids)
-    else:
-        found = attention_statistics(model, {"some": span}, alpha=2.0, top=3, input_ids=ids)
-        for number, layer in enumerate(layers):
-            maps = layer.weights
-            seen = layer.visible.sum(0)
-            close(found.received[number], maps.sum(-2) / seen)
-            close(found.span_share["some"][number], maps[..., 5:9].sum(-1).mean(-1))
-            close(found.entropy[number], torch.special.entr(maps).sum(-1).mean(-1))
-            close(found.top_logits[number], layer.scores.abs().flatten(2).topk(3).values)
-            if case.form == "softmax":
-                assert found.differences is None
-                continue
-            whole = signed(case.form, layer)
-            shares = whole.abs() / whole.abs().sum(-1, keepdim=True)
-            close(found.differences.span_share["some"][number], whole[..., 5:9].sum(-1).mean(-1))
-            close(found.differences.span_share_absolute["some"][number], shares[..., 5:9].sum(-1).mean(-1))
-            close(found.differences.entropy[number], torch.special.entr(shares).sum(-1).mean(-1))
-            close(found.differences.negative_share[number], (shares * (whole < 0)).sum(-1).mean(-1))
+    found = attention_statistics(model, {"some": span}, alpha=2.0, top=3, input_ids=ids)
+    for number, layer in enumerate(layers):
+        maps = layer.weights
+        seen = layer.visible.sum(0)
+        close(found.received[number], maps.sum(-2) / seen)
+        close(found.span_share["some"][number], maps[..., 5:9].sum(-1).mean(-1))
+        close(found.entropy[number], torch.special.entr(maps).sum(-1).mean(-1))
+        close(found.top_logits[number], layer.scores.abs().flatten(2).topk(3).values)
+        if case.form == "softmax":
+            assert found.differences is None
+            continue
+        whole = signed(case.form, layer)
+        shares = whole.abs() / whole.abs().sum(-1, keepdim=True)
+        close(found.differences.span_share["some"][number], whole[..., 5:9].sum(-1).mean(-1))
+        close(found.differences.span_share_absolute["some"][number], shares[..., 5:9].sum(-1).mean(-1))
+        close(found.differences.entropy[number], torch.special.entr(shares).sum(-1).mean(-1))
+        close(found.differences.negative_share[number], (shares * (whole < 0)).sum(-1).mean(-1))
     positions = torch.tensor([[3, 11], [0, N - 1]])
     for row, layer in zip(attention_rows(model, ids, positions), layers, strict=True):
         expected = torch.stack([pairs(case.form, layer.weights)[b][:, :, positions[b]] for b in range(2)])

@@ -6,7 +6,7 @@ import transformers as hf
 
 from antiphase.probing.rows import attention_rows
 from support.attention import Largest
-from support.models import SIZES, foreign_model
+from support.models import SIZES, foreign_model, randomize
 
 POSITIONS = torch.tensor([[12, 0, 5], [3, 12, 7]])
 
@@ -42,10 +42,14 @@ def test_rows_equal_the_weights_that_eager_attention_shows(tiny_model, kind, key
     assert model.config._attn_implementation == implementation
 
 
-def test_arguments_that_would_change_the_rows_are_refused_by_name():
+def test_rows_of_a_layer_that_changes_its_scores_are_those_of_its_own_map():
     ids = torch.randint(3, 61, (2, 13))
-    with pytest.raises(ValueError, match="does not support the arguments softcap"):
-        attention_rows(hf.Gemma2ForCausalLM(hf.Gemma2Config(**SIZES, head_dim=8)), ids, POSITIONS)
+    config = hf.Gemma2Config(**SIZES, head_dim=8, attn_logit_softcapping=0.1, sliding_window=4)
+    model = randomize(hf.Gemma2ForCausalLM(config).double())
+    whole = model(ids, output_attentions=True).attentions
+    for found, expected in zip(attention_rows(model, ids, POSITIONS), whole, strict=True):
+        assert torch.equal(found.maps[:, :, 0], rows_of(expected, POSITIONS))
+        assert torch.equal(found.visible, rows_of(expected > 0, POSITIONS)[:, :1])
 
 
 def test_a_window_given_to_the_function_narrows_the_rows():

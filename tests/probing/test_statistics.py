@@ -131,7 +131,7 @@ def test_what_is_kept_of_layers_lies_in_one_storage(monkeypatch):
 
 
 def test_rows_grow_and_have_one_shape():
-    rows = statistics._Rows(1)
+    rows = statistics._Rows(1, "llama")
     for value in range(5):
         rows.append(torch.full((2, 3), float(value)))
     assert torch.equal(rows.all(), torch.arange(5.0)[:, None, None].expand(5, 2, 3))
@@ -153,19 +153,9 @@ def test_the_model_is_as_before_also_after_an_error():
 
 def test_unsuitable_models_are_refused_by_name():
     ids = inputs_of("none")["input_ids"]
-    gemma = hf.Gemma2Config(**SIZES, num_key_value_heads=2, head_dim=8)
-    with pytest.raises(ValueError, match="softcap"):
-        attention_statistics(hf.AutoModelForCausalLM.from_config(gemma), input_ids=ids)
     small_t5 = hf.T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)
-    with pytest.raises(InputError, match=r"attention of a t5 model cannot be measured .* encoder and decoder"):
+    with pytest.raises(InputError, match=r"attention of a t5 model cannot be measured .* measure model.get_encoder"):
         attention_statistics(hf.AutoModel.from_config(small_t5), input_ids=ids, decoder_input_ids=ids)
-    with pytest.raises(ValueError, match="position_bias"):
-        attention_statistics(hf.T5EncoderModel(small_t5), input_ids=ids)
-    decoder = hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=1, n_head=4, add_cross_attention=True)
-    with pytest.raises(ValueError, match="encoder_hidden_states"):
-        attention_statistics(
-            hf.AutoModel.from_config(decoder), input_ids=ids, encoder_hidden_states=torch.randn(2, N, 32)
-        )
     model = build(CONFIGS["llama"]())
     with pytest.raises(ValueError, match="alpha must be above 0"):
         attention_statistics(model, alpha=0.0, input_ids=ids)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from antiphase.errors import InputError
 from antiphase.evaluations.result import Result
 from antiphase.evaluations.settings import LoadingSettings
 from antiphase.flags import argument, flag
+from antiphase.typed import OPTIONAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +103,8 @@ class Probe(Result):
     positions: ByPosition
     tokens: list[TokenSinks]
     """Tokens, ordered by how often they are sinks."""
+    part: str | None = field(default=None, metadata=OPTIONAL)
+    """``encoder`` for an encoder–decoder, whose encoder reads the text; None for a whole model."""
 
 
 RESULT = Probe

@@ -17,8 +17,10 @@ from antiphase.errors import InputError
 from antiphase.evaluations.held_out import check_words, tokens_of
 from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.evaluations.probe import ByPosition, Figures, HeadFigures, Probe, ProbeSettings, TokenSinks
+from antiphase.instrumentation.hooks import is_encoder_decoder
 from antiphase.ops.statistics import SinkBaselines, sink_baselines
 from antiphase.probing.statistics import AttentionStatistics, attention_statistics
+from antiphase.reading.tokenizers import check_rows
 from antiphase.scoring.likelihood import TOKENS_AT_ONCE
 from antiphase.scoring.loading import LoadedModel, context_length
 
@@ -48,6 +50,7 @@ def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Cal
             f"--length {settings.length} is longer than the {longest} positions of {settings.name}; shorten it"
         )
     check_words(loaded)
+    check_rows(loaded.tokenizer, reader_of(loaded.model).get_input_embeddings(), f"MODEL {settings.name}")
     say("packing the text into tokens")
     first, last = loaded.tokenizer.cls_token_id, loaded.tokenizer.sep_token_id
     is_encoder = first is not None and last is not None
@@ -86,7 +89,7 @@ def sinks_on_text(
     alpha: float = 5.0,
     report: Callable[[int, int], None] = lambda done, count: None,
 ) -> Probe:
-    """Statistics of every layer and map, averaged over sequences.
+    """Statistics of every layer and map, averaged over sequences; those of an encoder–decoder's encoder.
 
     Sinks are counted in two ways: all keys above α / N, and those seen by at least N / α queries, so that no single
     query can make them a sink. The counts for maps without real sinks are given for comparison.
@@ -96,6 +99,7 @@ def sinks_on_text(
         words: converts a token id to readable text.
         report: called with the number of finished sequences and the total.
     """
+    reader = reader_of(model)
     count, length = input_ids.shape
     sums: dict[str, Tensor] = {}
     vocabulary = int(input_ids.max()) + 1
@@ -107,7 +111,7 @@ def sinks_on_text(
     size = max(1, TOKENS_AT_ONCE // length)
     for start in range(0, count, size):
         ids = input_ids[start : start + size]
-        found = attention_statistics(model, alpha=alpha, input_ids=ids)
+        found = attention_statistics(reader, alpha=alpha, input_ids=ids)
         layers = found.layers
         sinks = found.sinks & found.enough_queries[:, :, None]
         rate = sinks.double().mean((0, 2))  # (B, N): over layers and maps
@@ -148,7 +152,13 @@ def sinks_on_text(
             for token in order[:RANKED_TOKENS].tolist()
             if occurrences[token] >= FEWEST_OCCURRENCES
         ],
+        part=None if reader is model else "encoder",
     )
+
+
+def reader_of(model: PreTrainedModel) -> PreTrainedModel:
+    """What reads a text: the encoder of an encoder–decoder, or the model."""
+    return model.get_encoder() if is_encoder_decoder(model) else model
 
 
 _BY_HEAD = ("sinks", "sinks_enough_queries", "sink_share", "first_share", "entropy", "top_logit")
