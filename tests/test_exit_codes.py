@@ -1,6 +1,10 @@
 """How a command that cannot go on ends: one sentence and its exit code."""
 
+import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -36,3 +40,17 @@ def test_message_of_several_lines_becomes_one(antiphase, monkeypatch):
 
     monkeypatch.setattr(settings, "load_preset", fail)
     assert antiphase("compare --output x")[2] == "antiphase: first second\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("date", ["letters", "", "-5", "9" * 21])
+def test_the_date_of_reproducible_builds_is_no_input(tmp_path, date):
+    """NumPy and matplotlib read it and fail, in a process that has not imported them."""
+    record = Path(__file__).parent / "report" / "older" / "compare.json"
+    variables = {**os.environ, "SOURCE_DATE_EPOCH": date, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-m", "antiphase", "report", record, "--output", "page.html"],
+        cwd=tmp_path, env=variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "image/svg+xml" in (tmp_path / "page.html").read_text(encoding="utf-8")

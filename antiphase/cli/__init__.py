@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import re
 import signal
 import sys
@@ -114,6 +115,7 @@ def main() -> None:
         _fail(f"the argument {strange!a} is not UTF-8; rename the file, or write the text as UTF-8", 2)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # letters that the terminal's encoding lacks, as for stderr
+    os.environ.pop("SOURCE_DATE_EPOCH", None)  # noqa: TID251  # no output holds it, and libraries fail on letters
     sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]  # code of the Hub, which transformers would fetch
     try:
         with _ctrl_c_stops():
