@@ -22,7 +22,7 @@ from antiphase.folders.ownership import is_in_use, written_beside
 from antiphase.folders.work import REQUEST
 from antiphase.reading.files import read_json
 from antiphase.records import Record
-from antiphase.scoring.loading import context_length
+from antiphase.scoring.lengths import context_length
 
 
 class HasFolder(Protocol):

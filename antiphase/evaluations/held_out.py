@@ -16,7 +16,8 @@ from antiphase.errors import InputError, naming
 from antiphase.evaluations.inputs import text_content
 from antiphase.evaluations.settings import HeldOutSettings, RetrievalTextSettings, TextSettings
 from antiphase.folders.contents import is_same_content
-from antiphase.scoring.loading import LoadedModel, context_length
+from antiphase.scoring.lengths import context_length
+from antiphase.scoring.loading import LoadedModel
 
 FOREIGN_LENGTH = 512
 """Sequence length in tokens for a model that was not trained here, if ``--length`` is not given."""

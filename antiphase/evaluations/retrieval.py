@@ -29,9 +29,9 @@ from antiphase.evaluations.settings import ContextSettings
 from antiphase.folders.journal import Journal, journal_in
 from antiphase.folders.ownership import undone_if_refused
 from antiphase.records import Record
+from antiphase.scoring.lengths import context_length
 from antiphase.scoring.loading import (
     LoadedModel,
-    context_length,
     load_model,
     openings_of,
     origins,

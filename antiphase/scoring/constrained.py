@@ -22,6 +22,7 @@ from antiphase.scoring.beginnings import (
 )
 from antiphase.scoring.likelihood import TOKENS_AT_ONCE, copies_at_once, last_logits, logits_at
 from antiphase.scoring.padding import padded, padding
+from antiphase.scoring.probes import check_causal
 
 Option = Sequence[int]
 """Token ids of one allowed answer."""
@@ -53,8 +54,9 @@ def choose_options(
         0-based index of the chosen option for each prompt; -1 if logits are NaN.
 
     Raises:
-        ValueError: the model is calibrated and carries a state.
+        ValueError: the model is calibrated and carries a state, or sees later tokens.
     """
+    check_causal(model, "choices between options")
     if not reads_prompt_first(model):
         return _choose_whole(model, prompts, options)
     shared = shared_beginning(prompts) if is_read_in_parts(model) else 0

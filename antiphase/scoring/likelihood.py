@@ -17,7 +17,7 @@ from antiphase.ops.layer import cross_entropies
 from antiphase.scoring.beginnings import alike, batches, forget_length, is_read_in_parts, reads_prompt_first
 from antiphase.scoring.division import Divide, alone
 from antiphase.scoring.padding import padded, padding
-from antiphase.scoring.probes import generates
+from antiphase.scoring.probes import check_causal, generates
 
 Predict = Callable[[Tensor, Tensor], Tensor]
 """Takes token ids (B, L) and positions (B, P); returns greedy tokens (B, P), given all tokens before each position."""
@@ -144,7 +144,8 @@ def logits_at(model: PreTrainedModel, rows: Tensor, columns: Tensor) -> Iterator
     """
 
     def choose(_: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
-        return (arguments[0][rows, columns].unsqueeze(0),)  # (1, P, hidden)
+        chosen = arguments[0][rows, ..., columns, :]  # (P, hidden), or (P, n, hidden) of n predictions (ProphetNet)
+        return (chosen.movedim(0, -2).unsqueeze(0),)
 
     handle = model.get_output_embeddings().register_forward_pre_hook(choose)
     try:
@@ -187,8 +188,9 @@ def score_options(
             its sinks, since later tokens would then affect earlier ones.
 
     Raises:
-        ValueError: the model is calibrated and carries a state.
+        ValueError: the model is calibrated and carries a state, or sees later tokens.
     """
+    check_causal(model, "log-likelihoods of options")
     if not reads_prompt_first(model):
         return _score_whole(model, prompts, options)
     shared = shared if is_read_in_parts(model) else 0
@@ -358,7 +360,9 @@ def generated_tokens(
 
     Raises:
         NonFiniteError: a step's logits are not finite.
+        ValueError: the model sees later tokens.
     """
+    check_causal(model, "greedy answers")
     found: list[list[int]] = [[]] * len(prompts)
     ends = model.generation_config.eos_token_id
     ends = set(stop) | set(ends if isinstance(ends, list) else [] if ends is None else [ends])

@@ -35,6 +35,7 @@ from antiphase.folders.contents import check_loaded
 from antiphase.reading.models import ORIGIN, origin_of, read_model
 from antiphase.reading.tokenizers import check_fixed
 from antiphase.records import DEQUANTIZED
+from antiphase.scoring.probes import is_causal
 
 HEADS = (
     AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForMaskedLM, AutoModelForSequenceClassification,
@@ -98,7 +99,7 @@ def load_model(
         note_training(tokenizer)  # the files of earlier runs do not say so
     placed = model if device_map is not None else model.to(device)
     loaded = LoadedModel(name=name, model=placed.eval(), tokenizer=tokenizer, settings=run)
-    if with_head and _sees_later_tokens(loaded.model):
+    if with_head and not is_causal(loaded.model):
         raise InputError(
             f"MODEL {name} is not a causal language model: its logits depend on the tokens that follow; give a decoder"
         )
@@ -132,16 +133,6 @@ def _causal_class(name: str, config: PreTrainedConfig) -> type[AutoModelForCausa
     return AutoModelForCausalLM
 
 
-@torch.no_grad()
-def _sees_later_tokens(model: PreTrainedModel) -> bool:
-    """Whether a token's logits depend on later tokens, which would make a language-modelling loss meaningless."""
-    ids = torch.tensor([[0, 1, 0, 1], [0, 1, 0, 0]], device=model.device)
-    both = model(input_ids=ids, use_cache=False).logits[:, :-1].float()  # (2, 3, vocabulary)
-    first, second = both[:, both.isfinite().all(0)]
-    rounding = max(1e-4, 8 * torch.finfo(model.dtype).eps)  # rows of a batch may use different kernels
-    return bool(((first - second).abs() > rounding * first.abs().amax()).any()) if len(first) else False
-
-
 @contextmanager
 def refused_by_model(name: str, *, flag: str = "MODEL") -> Iterator[None]:
     """Turn errors of a model (unsupported calls, results that are not finite) into input errors that name it."""
@@ -151,23 +142,6 @@ def refused_by_model(name: str, *, flag: str = "MODEL") -> Iterator[None]:
         raise
     except ValueError as error:
         raise InputError(f"{flag} {name}: {error}") from error
-
-
-def context_length(model: PreTrainedModel) -> int | None:
-    """The largest number of tokens that a model reads; None means no limit.
-
-    RoBERTa and its relatives count positions from ``padding_idx + 1``, so that not all of them can be used.
-    """
-    found: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
-    padding = next((getattr(table, "padding_idx", None) for table in tables), None)
-    return found if found is None or padding is None else found - padding - 1
-
-
-def readable_length(model: PreTrainedModel) -> int | None:
-    """The largest number of tokens that a model can read at all; None where RoPE continues, however poor the result."""
-    has_rope = getattr(model.config.get_text_config(), "rope_parameters", None) is not None
-    return None if has_rope else context_length(model)
 
 
 def digest(loaded: LoadedModel) -> str:

@@ -15,12 +15,15 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     RobertaModel,
+    XLNetConfig,
+    XLNetModel,
 )
 
 from antiphase.data.tokenization import train_tokenizer
 from antiphase.errors import InputError
 from antiphase.folders.contents import keep_model
-from antiphase.scoring.loading import context_length, digest, load_model
+from antiphase.scoring.lengths import context_length
+from antiphase.scoring.loading import digest, load_model
 
 
 @pytest.fixture
@@ -55,6 +58,12 @@ def test_positions_that_padding_takes_are_not_read(kind, reads):
     assert model(torch.full((1, reads), 5)).last_hidden_state.shape[1] == reads
     with pytest.raises((IndexError, RuntimeError)):
         model(torch.full((1, reads + 1), 5))
+
+
+def test_a_model_without_a_limit_has_none():
+    config = XLNetConfig(vocab_size=20, d_model=16, n_layer=1, n_head=2, d_inner=16)
+    assert config.max_position_embeddings == -1
+    assert context_length(XLNetModel(config)) is None
 
 
 @pytest.mark.parametrize("name", ["model.embed_tokens.weight", "model.layers.0.mlp.down_proj.weight", "lm_head.weight"])

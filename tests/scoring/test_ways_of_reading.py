@@ -15,8 +15,9 @@ from antiphase.scoring import likelihood, probes
 from antiphase.scoring.beginnings import alike, counts_padding, is_padded, is_read_in_parts
 from antiphase.scoring.constrained import choose_options
 from antiphase.scoring.likelihood import generated_tokens, score_options
-from antiphase.scoring.probes import generates
+from antiphase.scoring.probes import check_causal, generates
 from support.models import BASE, LONGROPE, SIZES, randomize
+from zoo.architectures import config_of
 
 ENCODER = {**BASE, "num_attention_heads": 4, "max_position_embeddings": 64, "is_decoder": True}
 TEXT_DECODER = {
@@ -24,12 +25,13 @@ TEXT_DECODER = {
     "decoder_attention_heads": 4, "decoder_ffn_dim": 24, "max_position_embeddings": 64, "is_decoder": True,
     "is_encoder_decoder": False,
 }  # fmt: skip
+SMALL_GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
 LAYERS = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
 PLAIN = {
     "llama": hf.LlamaConfig(**SIZES),
     "mistral, a window": hf.MistralConfig(**SIZES, sliding_window=4),
-    "gpt2, learned positions": hf.GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+    "gpt2, learned positions": hf.GPT2Config(**SMALL_GPT2),
     "opt, positions of the mask": hf.OPTConfig(vocab_size=61, hidden_size=32, word_embed_proj_dim=32, ffn_dim=24,
                                                num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64),
     "bert, a cache of another class": hf.MegatronBertConfig(**ENCODER),
@@ -57,15 +59,26 @@ WHOLE = {
         linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8,
         shared_expert_intermediate_size=8),
     "layers of both": hf.FalconH1Config(**SIZES, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8),
-    "a prompt of its own before the text": hf.CpmAntConfig(
-        vocab_size=61, hidden_size=32, num_attention_heads=4, dim_head=8, dim_ff=24, num_hidden_layers=2,
-    ),
+    "git, whose mask has places for an image in a cache": config_of("causal", "git"),
+    "prophetnet, several predictions per token": config_of("causal", "prophetnet"),
+    "deepseek v3.2, the tokens that score highest": config_of("causal", "deepseek_v32"),
+    "doge, where equal tokens score alike": config_of("causal", "doge"),
 }  # fmt: skip
 """Read neither in parts nor, some of them, in padded batches."""
+AHEAD = {
+    "cpmant": hf.CpmAntConfig(vocab_size=61, hidden_size=32, num_attention_heads=4, dim_head=8, dim_ff=24,
+                              num_hidden_layers=2),
+    "xlnet": hf.XLNetConfig(vocab_size=61, d_model=32, n_layer=2, n_head=4, d_inner=24),
+    "xlm": hf.XLMConfig(vocab_size=61, emb_dim=32, n_layers=2, n_heads=4, pad_index=60),
+    "bert": hf.BertConfig(**ENCODER | {"is_decoder": False}),
+}  # fmt: skip
+"""See the tokens that they should predict."""
 CONFIGS = PLAIN | UNPADDED | WHOLE
-SINGLE = {"mixture of experts", "layers of attention and of states"}
+SINGLE = {
+    "mixture of experts", "layers of attention and of states", "deepseek v3.2, the tokens that score highest",
+}  # fmt: skip
 """Experts are multiplied in fp32 at most."""
-PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18], [11, 12], [21, 22, 23], [24, 25]]
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 6, 6, 18], [11, 12], [21, 22, 23], [24, 25]]
 OPTIONS = [[[3], [4, 5, 6, 7]], [[7, 8], [7, 9], [3, 4, 5, 6]], [[30, 31], [30]], [[4, 5, 6], [7]]]
 
 
@@ -77,7 +90,7 @@ def kind(request):
 @pytest.fixture
 def model(kind):
     torch.manual_seed(3)
-    built = randomize(hf.AutoModelForCausalLM.from_config(CONFIGS[kind]), 0.2)
+    built = randomize(hf.AutoModelForCausalLM.from_config((CONFIGS | AHEAD)[kind]), 0.2)
     return built if kind in SINGLE else built.double()
 
 
@@ -108,6 +121,13 @@ def test_how_each_is_read(kind, model):
     if kind not in WHOLE:
         assert is_padded(model) == (kind in PLAIN)
     assert kind not in UNPADDED or counts_padding(model)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WHOLE if "score" in kind])
+def test_a_model_that_chooses_tokens_reads_each_text_as_it_is(model):
+    assert not is_padded(model)
+    assert not is_read_in_parts(model)
+    assert not generates(model)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 1, 0, 2]])
@@ -156,6 +176,26 @@ def test_answers(kind, model, fresh, chunk, monkeypatch):
     assert found == [greedy(fresh, prompt, count) for prompt in PROMPTS]
 
 
+@pytest.mark.parametrize("kind", AHEAD)
+def test_a_model_that_sees_what_it_should_predict_is_refused_by_name(kind, model):
+    ids = torch.tensor(PROMPTS[:1])
+    measured = {
+        "log-likelihoods of options": lambda: score_options(model, PROMPTS, OPTIONS),
+        "choices between options": lambda: choose_options(model, PROMPTS, OPTIONS),
+        "losses by position": lambda: losses_by_position(model, ids),
+        "greedy answers": lambda: generated_tokens(model, PROMPTS, longest=2),
+    }
+    for name, measure in measured.items():
+        with pytest.raises(ValueError, match=f"{name} of models of type {kind} mean nothing, .*; choose a causal lang"):
+            measure()
+
+
+def test_dropout_is_not_taken_for_a_look_ahead():
+    model = hf.AutoModelForCausalLM.from_config(hf.GPT2Config(**SMALL_GPT2, attn_pdrop=0.5)).train()
+    check_causal(model, "losses")
+    assert model.training
+
+
 class Unheard(hf.BlenderbotForCausalLM):
     """One that nothing was said about yet."""
 
@@ -166,7 +206,7 @@ def test_what_a_model_does_not_serve_is_said_once_and_asked_once(caplog):
     model.register_forward_pre_hook(lambda module, args, given: read.append(1), with_kwargs=True)
     for _ in range(2):
         assert alike(model, [[1], [2, 3], [4]]) == [[0, 2], [1]]
-    assert len(read) == 5  # alone, padded, and three texts alone
+    assert len(read) == 7  # two lengths for choices of tokens; alone, padded, and three texts alone
     assert [record.getMessage() for record in caplog.records if "Unheard" in record.getMessage()] == [
         "Unheard counts padding as text, so texts of unequal lengths are read one length at a time"
     ]

@@ -5,7 +5,7 @@ import copy
 import torch
 import transformers as hf
 
-from antiphase.scoring.probes import continues, generates, takes_padding
+from antiphase.scoring.probes import continues, generates, is_causal, takes_padding
 
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}
@@ -121,7 +121,7 @@ def logits_in_pieces(model, ids, mask, cache, sizes):
 
 def probed(model):
     """The model, which has been asked how it may be read: what it reads afterwards are texts."""
-    takes_padding(model), continues(model), generates(model)
+    takes_padding(model), continues(model), generates(model), is_causal(model)
     return model
 
 

@@ -167,17 +167,25 @@ CELLS = {
 # ------------------------------------------------------------------------------------------ by hand
 
 
+def plain(of, ids):
+    """Logits (B, N, words) of whole texts by one pass without a cache, with which xLSTM computes something else."""
+    return of.own(input_ids=ids, use_cache=False).logits.double()
+
+
 def brute_losses(of, ids):
     """-log p (B, N - 1) by one plain pass."""
-    logs = of.logits(of.own, ids).double().log_softmax(-1)
+    logs = plain(of, ids).log_softmax(-1)
     return -logs[:, :-1].gather(2, ids[:, 1:, None])[..., 0]
 
 
 def brute_score(of, prompt, given):
-    """Log p of each option by a plain pass without cache or padding."""
+    """Log p of each option by a plain pass over all but its last token, after which nothing is predicted.
+
+    Where attention goes to a choice of the tokens, their number counts, those that follow included.
+    """
     found = []
     for option in given:
-        logs = of.logits(of.own, torch.tensor([prompt + option]))[0].double().log_softmax(-1)
+        logs = plain(of, torch.tensor([prompt + option[:-1]]))[0].log_softmax(-1)
         places = range(len(prompt) - 1, len(prompt) + len(option) - 1)
         found.append(sum(logs[place, token] for place, token in zip(places, option, strict=True)))
     return torch.stack(found)
@@ -188,7 +196,7 @@ def untrue(of, prompts, *, longest=3) -> float:
     worst = 0.0
     for prompt, written in zip(prompts, generated_tokens(of.own, prompts, longest=longest), strict=True):
         for count, token in enumerate(written):
-            logits = of.logits(of.own, torch.tensor([prompt + written[:count]]))[0, -1].double()
+            logits = plain(of, torch.tensor([prompt + written[:count]]))[0, -1]
             worst = max(worst, float((logits.max() - logits[token]) / logits.abs().max()))
     return worst
 

@@ -6,7 +6,7 @@ from zoo.cells import row
 from zoo.run import RIGHT
 
 SAMPLE = {
-    "causal": ["llama", "gpt2", "gpt_oss", "mamba", "qwen3_moe", "codegen"],
+    "causal": ["llama", "gpt2", "gpt_oss", "gemma2", "bloom", "mamba", "qwen3_moe", "codegen", "doge", "xlnet"],
     "encoder": ["bert", "modernbert"],
     "encoder-decoder": ["bart", "pegasus_x", "t5"],
 }

@@ -22,8 +22,9 @@ from antiphase.errors import InputError, NonFiniteError
 from antiphase.evaluations.document_gain import DocumentGain, DocumentGainSettings, Gain
 from antiphase.evaluations.hallucination.items import Item, Prompted, draw, load_items
 from antiphase.evaluations.parts import UNSTORED, Parts
+from antiphase.scoring.lengths import context_length
 from antiphase.scoring.likelihood import score_options
-from antiphase.scoring.loading import LoadedModel, context_length
+from antiphase.scoring.loading import LoadedModel
 from antiphase.uncertainty.intervals import mean_interval, wilson_interval
 
 SPARE = 4

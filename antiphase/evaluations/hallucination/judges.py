@@ -19,8 +19,9 @@ from antiphase.errors import NonFiniteError
 from antiphase.evaluations.hallucination import JudgeControl
 from antiphase.reading.endpoints import ChatEndpoint
 from antiphase.scoring.beginnings import shared_beginning
+from antiphase.scoring.lengths import context_length
 from antiphase.scoring.likelihood import score_options
-from antiphase.scoring.loading import LoadedModel, context_length
+from antiphase.scoring.loading import LoadedModel
 from antiphase.tasks.priors import area_under_curve
 from antiphase.uncertainty.intervals import area_interval, wilson_interval
 

@@ -43,15 +43,8 @@ from antiphase.folders.contents import hash_of
 from antiphase.folders.journal import append_line, read_lines
 from antiphase.folders.work import Resumable
 from antiphase.records import Record, write_atomically
-from antiphase.scoring.loading import (
-    LoadedModel,
-    context_length,
-    digest,
-    load_model,
-    origins,
-    refused_by_model,
-    wrap_model,
-)
+from antiphase.scoring.lengths import context_length
+from antiphase.scoring.loading import LoadedModel, digest, load_model, origins, refused_by_model, wrap_model
 from antiphase.training.device import loading_options
 
 OUTPUTS, VERDICTS, ANSWERS = "outputs.jsonl", "verdicts.jsonl", "answers.jsonl"

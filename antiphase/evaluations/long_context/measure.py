@@ -20,6 +20,7 @@ from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.scoring.beginnings import forget_length, is_read_in_parts
 from antiphase.scoring.likelihood import finite_losses
 from antiphase.scoring.loading import LoadedModel
+from antiphase.scoring.probes import check_causal
 from antiphase.uncertainty.intervals import mean_interval
 
 CHUNK = 1024
@@ -53,7 +54,9 @@ def losses_by_position(model: PreTrainedModel, input_ids: Tensor, *, chunk: int 
 
     Raises:
         NonFiniteError: a loss is not finite.
+        ValueError: the model sees later tokens.
     """
+    check_causal(model, "losses by position")
     rows = []
     is_whole = not is_read_in_parts(model)
     chunk = input_ids.shape[1] if is_whole else chunk

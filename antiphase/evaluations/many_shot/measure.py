@@ -24,7 +24,8 @@ from antiphase.evaluations.many_shot import AtShots, ManyShot, ManyShotSettings,
 from antiphase.evaluations.parts import UNSTORED, Parts
 from antiphase.randomness import keyed_generator
 from antiphase.scoring.constrained import choose_options
-from antiphase.scoring.loading import LoadedModel, context_length
+from antiphase.scoring.lengths import context_length
+from antiphase.scoring.loading import LoadedModel
 from antiphase.tasks.samples import Sample
 from antiphase.tasks.tasks import LabelledTask, LongPromptError, load_labelled_task
 from antiphase.uncertainty.intervals import wilson_interval

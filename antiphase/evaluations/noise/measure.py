@@ -30,7 +30,8 @@ from antiphase.randomness import keyed_generator
 from antiphase.records import Record, finite
 from antiphase.scoring.allocation import ALL_LAYERS, batches_of
 from antiphase.scoring.effects import allocation_with_effects
-from antiphase.scoring.loading import LoadedModel, readable_length
+from antiphase.scoring.lengths import readable_length
+from antiphase.scoring.loading import LoadedModel
 from antiphase.scoring.noise import hidden, resampled, retrieving_layers, second_maps
 from antiphase.typed import build
 

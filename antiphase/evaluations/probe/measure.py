@@ -21,8 +21,9 @@ from antiphase.instrumentation.hooks import is_encoder_decoder
 from antiphase.ops.statistics import SinkBaselines, sink_baselines
 from antiphase.probing.statistics import AttentionStatistics, attention_statistics
 from antiphase.reading.tokenizers import check_rows
+from antiphase.scoring.lengths import context_length
 from antiphase.scoring.likelihood import TOKENS_AT_ONCE
-from antiphase.scoring.loading import LoadedModel, context_length
+from antiphase.scoring.loading import LoadedModel
 
 BINS = 256
 """Largest number of columns in the map of positions; in longer sequences, columns contain several positions."""

@@ -24,7 +24,8 @@ from antiphase.evaluations.result import Result
 from antiphase.folders.contents import hash_of
 from antiphase.folders.work import Work
 from antiphase.records import Record, finite
-from antiphase.scoring.loading import LoadedModel, context_length, load_model, origins
+from antiphase.scoring.lengths import context_length
+from antiphase.scoring.loading import LoadedModel, load_model, origins
 from antiphase.studies.calibrate.settings import ChoiceSettings, TaskSettings
 from antiphase.tasks.samples import Sample, Task
 from antiphase.tasks.task_scores import probabilities, score_samples

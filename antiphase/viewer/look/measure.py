@@ -19,7 +19,8 @@ from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
 from antiphase.reading.files import read_json
 from antiphase.records import GIVE_A_RUN, Record
-from antiphase.scoring.loading import LoadedModel, context_length, load_model, origins, refused_by_model
+from antiphase.scoring.lengths import context_length
+from antiphase.scoring.loading import LoadedModel, load_model, origins, refused_by_model
 from antiphase.training.device import loading_options
 from antiphase.viewer.look import (
     LONGEST,

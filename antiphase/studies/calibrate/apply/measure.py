@@ -19,8 +19,9 @@ from antiphase.data.tokenization import prompt_tokens
 from antiphase.errors import InputError
 from antiphase.folders.ownership import new_folder
 from antiphase.records import Record
+from antiphase.scoring.lengths import context_length
 from antiphase.scoring.likelihood import generated_tokens
-from antiphase.scoring.loading import LoadedModel, context_length, load_model, refused_by_model
+from antiphase.scoring.loading import LoadedModel, load_model, refused_by_model
 from antiphase.studies.calibrate.apply import Apply, ApplySettings
 from antiphase.studies.calibrate.cells import cell_of, scored
 from antiphase.studies.calibrate.measuring import (
