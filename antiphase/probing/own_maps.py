@@ -59,23 +59,24 @@ def own_maps(call: AttentionCall, heads: Tensor) -> Tensor:
     if call.arguments.get("dropout"):
         raise ValueError(f"{name} drops attention weights at random; call model.eval() first")
     visible = _visible(call)
-    exact = [part.to(statistics_dtype(part.dtype)) for part in (call.query, call.key, call.value)]
+    query, key, value = (part.to(statistics_dtype(part.dtype)) for part in (call.query, call.key, call.value))
     if not changes_scores(call, "s_aux"):
-        maps = softmax_weights(
-            *exact[:2], visible, is_causal=False, sliding_window=None, scale=call.scale, s_aux=call.arguments["s_aux"]
-        )
+        sinks: Tensor = call.arguments["s_aux"]
+        maps = softmax_weights(query, key, visible, is_causal=False, sliding_window=None, scale=call.scale, s_aux=sinks)
     else:
         bias = _bias_of(call)
-        base = exact[0].new_zeros(()) if bias is None else bias.to(exact[0].dtype)
+        base = query.new_zeros(()) if bias is None else bias.to(query.dtype)
         mask = torch.where(visible, base, torch.finfo(base.dtype).min)
-        maps = _eager_of(call.module)(call.module, *exact, mask, **call.arguments)[1]
+        shown = _eager_of(call.module)(call.module, query, key, value, mask, **call.arguments)[1]
+        assert shown is not None  # eager functions give their maps
+        maps = shown
     sees_none = ~visible.any(-1, keepdim=True)
     maps, heads = maps.masked_fill(sees_none, 0.0), heads.masked_fill(sees_none.transpose(1, 2), 0.0)
     if not bool(maps.isfinite().all()):
         raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
     if bool(maps.masked_fill(visible, 0.0).any()):
         raise ValueError(f"{name} has weight on keys hidden by its mask")
-    values = exact[2].repeat_interleave(maps.shape[1] // call.value.shape[1], dim=1)
+    values = value.repeat_interleave(maps.shape[1] // call.value.shape[1], dim=1)
     found, scale = ((maps @ part).transpose(1, 2) for part in (values, values.abs()))
     if found.shape != heads.shape or not is_close(found, heads, scale):
         raise ValueError(f"the weights that {name} shows in eager attention are not those that make its output")
