@@ -68,7 +68,8 @@ def own_maps(call: AttentionCall, heads: Tensor) -> Tensor:
         base = query.new_zeros(()) if bias is None else bias.to(query.dtype)
         mask = torch.where(visible, base, torch.finfo(base.dtype).min)
         shown = _eager_of(call.module)(call.module, query, key, value, mask, **call.arguments)[1]
-        assert shown is not None  # eager functions give their maps
+        if shown is None:
+            raise ValueError(f"the eager attention function of {name} shows no weights")
         maps = shown
     sees_none = ~visible.any(-1, keepdim=True)
     maps, heads = maps.masked_fill(sees_none, 0.0), heads.masked_fill(sees_none.transpose(1, 2), 0.0)
