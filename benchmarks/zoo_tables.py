@@ -12,13 +12,15 @@ RECORDS = Path(__file__).resolve().parent.parent / "docs/records"
 FAMILIES = {"causal": "causal", "encoder": "encoders", "encoder-decoder": "encoder–decoders"}
 CELLS = {
     "attention": "`attn_implementation=\"antiphase\"` gives the logits of transformers' own",
-    "no_leak": "no token sees a later one",
+    "no_leak": "a token sees no later one that it would not see with transformers' own",
     "padding": "texts of unequal lengths together",
     "chunks": "a long text read in parts",
     "options": "options after a prompt",
     "statistics": "attention statistics (`look` for pairs)",
     "calibration": "calibration",
 }  # fmt: skip
+SHOWN = {"attention": "attention", "no_leak": "attention", "padding": "unequal lengths", "chunks": "long texts"}
+"""Short names of cells whose own would not be understood."""
 STATES = ("equal", "refused", "listed")
 """From best to worst; any other state is worse."""
 
@@ -37,17 +39,18 @@ def counts() -> list[list[str]]:
 
 def exceptions() -> list[list[str]]:
     """Which architectures a measurement does not serve, by the reason."""
-    names: dict[tuple[str, tuple[str, ...]], list[str]] = defaultdict(list)
+    names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in _rows():
         cells: dict[str, list[str]] = defaultdict(list)
         for cell, by_dtype in row["cells"].items():
             for why in {found.get("why", found["state"]) for found in by_dtype.values() if found["state"] != "equal"}:
-                cells[why].append(cell)
+                cells[why.rstrip(".")].append(cell)
         for why, where in cells.items():
-            names[why, tuple(where)].append(row["name"])
+            shown = ", ".join(dict.fromkeys(SHOWN.get(cell, cell) for cell in where))
+            names[why, "everything" if len(where) == len(row["cells"]) else shown].append(row["name"])
     rows = [["reason", "what it affects", "architectures"]]
     ordered = sorted(names.items(), key=lambda item: (-len(item[1]), item[0]))
-    return rows + [[why, ", ".join(where), ", ".join(sorted(set(found)))] for (why, where), found in ordered]
+    return rows + [[why, where, ", ".join(sorted(set(found)))] for (why, where), found in ordered]
 
 
 def _rows() -> list[dict[str, Any]]:

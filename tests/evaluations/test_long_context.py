@@ -74,6 +74,7 @@ def test_context_is_worth_what_it_is_worth(monkeypatch):
 
     monkeypatch.setattr(module, "DynamicCache", lambda config: type("Cache", (), {})())
     monkeypatch.setattr(module, "is_read_in_parts", lambda model: True)  # what is no model of transformers
+    monkeypatch.setattr(module, "check_causal", lambda model, measured: None)  # the same
     monkeypatch.setattr(module, "forget_length", lambda model: None)
     windows = torch.arange(1, 6)[:, None].expand(5, 32).contiguous()
     knowing = long_context(Copier(True), windows).tail
@@ -102,6 +103,7 @@ def test_the_gain_from_context_is_what_more_of_the_same_text_is_worth(monkeypatc
 
     monkeypatch.setattr(module, "DynamicCache", lambda config: type("Cache", (), {})())
     monkeypatch.setattr(module, "is_read_in_parts", lambda model: True)  # what is no model of transformers
+    monkeypatch.setattr(module, "check_causal", lambda model, measured: None)  # the same
     monkeypatch.setattr(module, "forget_length", lambda model: None)
     windows = torch.full((4, 32), 7)
     windows[:, 0] = torch.tensor([2, 4, 6, 8])
