@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from antiphase.records import Record
+from antiphase.training.divergence import Divergence
 from antiphase.training.stages import Stage
 from antiphase.typed import OPTIONAL, build
 
@@ -40,16 +41,6 @@ class Best:
 
     accuracy: float
     step: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Divergence:
-    """Where a run reached numbers that are not finite."""
-
-    step: int
-    reason: str
-    loss: float | None = None
-    gradient_norm: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from antiphase.reading.files import parse_json, read_text, reading
 from antiphase.records import Record, finite, write_atomically, writing
 from antiphase.training.checkpoint import AFRESH, Progress
 from antiphase.training.checkpoint import FOLDER as CHECKPOINTS
+from antiphase.training.divergence import Divergence
 from antiphase.typed import build, dotted
 
 SETTINGS = "run.yaml"
@@ -160,10 +161,15 @@ def check_diverged(folder: Path) -> None:
     """
     Raises:
         DivergedError: the folder's run diverged; resumed from its last checkpoint, it would diverge again.
-        InputError: the record is another run's.
+        InputError: the record is another run's, or was changed.
     """
-    if (folder / "record.json").is_file() and (found := run_record(folder).values.get("diverged")):
-        raise DivergedError(diverged_message(folder, found["step"], found["reason"]))
+    if not (folder / "record.json").is_file() or (told := run_record(folder).values.get("diverged")) is None:
+        return
+    try:
+        found = build(Divergence, told, path="diverged", strict=False)
+    except InputError as error:
+        raise InputError(f"{folder / 'record.json'}: {error}; {BROUGHT_BACK}") from None
+    raise DivergedError(diverged_message(folder, found.step, found.reason))
 
 
 def diverged_message(folder: Path, step: int, reason: str) -> str:

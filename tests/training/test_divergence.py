@@ -147,6 +147,19 @@ def test_a_run_that_diverged_is_not_continued(tmp_path, run, settings, monkeypat
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize("told", [{}, {"step": 2}, {"step": "2", "reason": "x"}, [1], "x", 3])
+def test_a_record_that_tells_of_a_divergence_in_another_form_is_refused(tmp_path, run, told):
+    with pytest.raises(DivergedError):
+        run(tmp_path / "run", TOO_FAST, "training.checkpoint_every=1")
+    path = tmp_path / "run" / "record.json"
+    tree = json.loads(path.read_text())
+    del tree["sha256"]
+    tree["values"]["diverged"] = told
+    path.write_text(json.dumps(tree))
+    with pytest.raises(InputError, match=r"record\.json: .*'?diverged.*; restore it, or choose another folder"):
+        run(tmp_path / "run", TOO_FAST, "training.checkpoint_every=1", resume=True)
+
+
 def test_nan_weights_of_a_checkpoint_are_not_taken_for_a_finished_run(tmp_path, run):
     run(tmp_path / "run")
     model = (tmp_path / "run" / "model.safetensors").read_bytes()

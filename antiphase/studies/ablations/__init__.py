@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from antiphase.evaluations.result import Result
 from antiphase.flags import flag
 from antiphase.studies.metrics import Difference
-from antiphase.studies.runs import Divergence
 from antiphase.studies.settings import StudySettings
+from antiphase.training.divergence import Divergence
 from antiphase.typed import OPTIONAL
 
 

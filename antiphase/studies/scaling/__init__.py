@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from antiphase.evaluations.result import Result
 from antiphase.flags import flag
-from antiphase.studies.runs import Divergence
 from antiphase.studies.settings import StudySettings, preset_flag
+from antiphase.training.divergence import Divergence
 
 
 @dataclass(frozen=True, kw_only=True)

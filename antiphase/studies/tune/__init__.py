@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from antiphase.evaluations.result import Result
 from antiphase.flags import flag
-from antiphase.studies.runs import Divergence
 from antiphase.studies.settings import StudySettings
+from antiphase.training.divergence import Divergence
 
 
 @dataclass(frozen=True, kw_only=True)
