@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -19,10 +19,11 @@ from antiphase.execution.settings import ExecutorSettings
 from antiphase.flags import words_of
 from antiphase.folders.contents import check_model, keep_model
 from antiphase.folders.ownership import is_in_use, written_beside
-from antiphase.folders.work import REQUEST
+from antiphase.folders.work import REQUEST, Work
 from antiphase.reading.files import read_json
 from antiphase.records import Record
 from antiphase.scoring.lengths import context_length
+from antiphase.typed import dotted
 
 
 class HasFolder(Protocol):
@@ -142,6 +143,7 @@ def load_or_run_each(
     runs: Mapping[str, Callable[[str, Callable[[int, int], None]], Run]],
     output: Path,
     *,
+    configs: Mapping[str, Mapping[str, Any]],
     read: Callable[[Record], Run],
     say: Callable[[str], None],
     sentence: Callable[[Run], str],
@@ -152,10 +154,12 @@ def load_or_run_each(
     Args:
         runs: by the name of its folder, what executes a run; called with that name and a function that reports its
             steps (finished, largest number).
+        configs: by the same name, the configuration in a run's record: its settings, and the digest of what it read.
         read: finds the result of a run in the record of its folder.
 
     Raises:
-        InputError: the model in a finished run's folder has changed, or the folder holds another run.
+        InputError: the model in a finished run's folder has changed, or the folder holds another run, or one of another
+            study.
         Interrupted: Ctrl-C was pressed; finished runs are kept.
     """
     found: list[Run] = []
@@ -163,7 +167,9 @@ def load_or_run_each(
         for number, (folder, execute) in enumerate(runs.items()):
             if (output / folder / "record.json").is_file():
                 check_model(output / folder)
-                run = read(Record.load(output / folder))
+                record = Record.load(output / folder)
+                _check_config(output / folder, record.config, configs[folder])
+                run = read(record)
                 if run.folder != folder:
                     raise InputError(
                         f"{output / folder} holds another run, {run.folder}; remove it, and --resume trains it again"
@@ -180,6 +186,24 @@ def load_or_run_each(
     except KeyboardInterrupt:
         raise Interrupted("finished runs are kept") from None
     return found
+
+
+def _check_config(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Compare a finished run's configuration with that of the run that its study would train.
+
+    A record of an earlier version lacks what that version did not note.
+
+    Raises:
+        InputError: they differ.
+    """
+    earlier, wanted = dotted(before), dotted(now)
+    shared = [name for name in wanted if name in earlier and name not in Work.FREE]
+    changed = [name for name in shared if earlier[name] != wanted[name]]
+    if changed:
+        raise InputError(
+            f"{folder} holds a run with other settings or texts than its study's ({', '.join(changed)}); remove that "
+            "folder, and --resume trains the run again"
+        )
 
 
 def save_run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, record: Record, place: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import pytest
 import torch
@@ -206,6 +207,40 @@ def test_a_finished_run_with_another_model_is_not_continued(antiphase, tmp_path)
     code, _, err = antiphase(f"{command} --resume")
     assert code == 2
     assert f"{model.parent.relative_to(tmp_path)} holds another model than its run wrote" in err
+
+
+@pytest.mark.slow
+def test_a_run_of_another_study_is_not_taken_over(antiphase, refused, tmp_path):
+    """With equal folders' names, and whole with its own model."""
+    words = f"classify --train train.txt --model cnn {CNN}"
+    assert antiphase(f"{words} --seeds 0,1 --output r")[0] == 0
+    whole = {path: path.read_bytes() for path in (tmp_path / "r" / "cnn-seed0").iterdir()}
+    for change, named in (("--set cnn.dropout=0.1", "settings"), ("--folds 3", None)):
+        assert antiphase(f"{words} --seeds 0 {change} --output other")[0] == 0
+        other = tmp_path / "other" / ("cnn-seed0" if named else "cnn-seed0-fold0")
+        for path in whole:
+            path.write_bytes((other / path.name).read_bytes())
+        why = rf"cnn-seed0 holds a run with other settings or texts than its study's \({named or 'folds'}"
+        refused(why, f"{words} --seeds 0,1 --output r --resume")
+        shutil.rmtree(tmp_path / "other")
+    (tmp_path / "train.txt").rename(tmp_path / "kept")
+    (tmp_path / "train.txt").write_text((tmp_path / "kept").read_text() + "pos more\n")
+    assert antiphase(f"{words} --seeds 0 --output other")[0] == 0
+    (tmp_path / "kept").replace(tmp_path / "train.txt")
+    for path in whole:
+        path.write_bytes((tmp_path / "other" / "cnn-seed0" / path.name).read_bytes())
+    refused(r"than its study's \(content\)", f"{words} --seeds 0,1 --output r --resume")
+    for path, content in whole.items():
+        path.write_bytes(content)
+    record = tmp_path / "r" / "cnn-seed0" / "record.json"
+    record.write_bytes((tmp_path / "r" / "cnn-seed1" / "record.json").read_bytes())
+    refused("record of other work than model.sha256", f"{words} --seeds 0,1 --output r --resume")
+    tree = json.loads(whole[record])
+    for name in ("sha256", "belongs_to"):
+        del tree[name]
+    del tree["config"]["content"], tree["config"]["classifier"]  # as an earlier version wrote it
+    record.write_text(json.dumps(tree))
+    assert antiphase(f"{words} --seeds 0,1 --output r --resume")[0] == 0
 
 
 def test_nothing_is_overwritten_and_no_other_work_resumed(antiphase, refused, tmp_path):

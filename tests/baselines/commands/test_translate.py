@@ -1,6 +1,7 @@
 """Translate from the command line on tiny pairs: records, models that load, alignment, resumption, refusals."""
 
 import random
+import shutil
 
 import pytest
 import torch
@@ -128,6 +129,22 @@ def test_a_stopped_study_goes_on_and_trains_nothing_twice(stopped_and_gone_on_wi
     arrays = [Record.load(tmp_path / name).arrays["alignment.transformer"] for name in ("cut", "whole")]
     assert (arrays[0] == arrays[1]).all()
     refused(r"other settings \(settings\)", f"{words} --output cut --resume --set epochs=2")
+
+
+@pytest.mark.slow
+def test_a_run_of_another_study_is_not_taken_over(antiphase, refused, tmp_path):
+    words = f"translate --train train.tsv --models transformer {TINY}"
+    assert antiphase(f"{words} --output r")[0] == 0
+    (tmp_path / "fewer.tsv").write_text("".join((tmp_path / "train.tsv").read_text().splitlines(keepends=True)[1:]))
+    for change, named in (
+        (f"{words} --tokenizer characters", "tokenizer"),
+        (words.replace("train.tsv", "fewer.tsv"), "train, content"),
+    ):
+        assert antiphase(f"{change} --output other")[0] == 0
+        for path in (tmp_path / "r" / "transformer-seed0").iterdir():
+            path.write_bytes((tmp_path / "other" / "transformer-seed0" / path.name).read_bytes())
+        refused(rf"transformer-seed0 holds a run .* \({named}", f"{words} --output r --resume")
+        shutil.rmtree(tmp_path / "other")
 
 
 @pytest.mark.slow

@@ -211,7 +211,8 @@ class Study:
         make_elsewhere("classify", parts, self.output, self.request, read, say=say, report=report)
         return load_or_run_each(
             runs, self.output, read=lambda record: Classify.of(record).runs[0], say=say, sentence=_sentence,
-            report=report,
+            report=report, configs={_folder(name, parts): self._config(name, classifier, parts.seed)
+                                    for parts in splits for name, classifier in classifiers.items()},
         )  # fmt: skip
 
     def _parts(self, names: Iterable[str], splits: Sequence[Parts]) -> list[Part]:
@@ -316,10 +317,15 @@ class Study:
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, classifier: Classifier, run: ClassifierRun
     ) -> None:
         found = Classify(labels=self.labels, models=summaries([run]), runs=[run])
-        own = kept_settings(alone(self.request, run.model, run.seed))
-        config = finite({**own, "classifier": classifier.settings()})
+        config = self._config(run.model, classifier, run.seed)
         record = replace(found.record(), config=config, seeds=[run.seed], seconds=run.seconds)
         save_run(model, tokenizer, record, self.output / run.folder)
+
+    def _config(self, name: str, classifier: Classifier, seed: int) -> dict[str, Any]:
+        """What a run's result depends on: settings, and the digest of everything that it reads."""
+        own = kept_settings(alone(self.request, name, seed))
+        config: dict[str, Any] = finite({**own, "classifier": classifier.settings(), "content": self.content})
+        return config
 
 
 def _folder(name: str, parts: Parts) -> str:

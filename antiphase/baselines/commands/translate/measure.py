@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -169,7 +170,8 @@ class Study:
         make_elsewhere("translate", parts, self.output, self.request, read, say=say, report=report)
         return load_or_run_each(
             runs, self.output, read=lambda record: Translate.of(record).runs[0], say=say, sentence=_sentence,
-            report=report,
+            report=report, configs={f"{name}-seed{split.seed}": self._config(name, translator, split)
+                                    for split in splits for name, translator in translators.items()},
         )  # fmt: skip
 
     def _run(
@@ -197,16 +199,22 @@ class Study:
             seconds=time.perf_counter() - started,
             folder=folder,
         )
-        own = kept_settings(alone(self.request, name, parts.seed))
         record = replace(
             Translate(models=summaries([run]), runs=[run]).record(),
-            config=finite({**own, "translator": translator.settings()}),
+            config=self._config(name, translator, parts),
             seeds=[parts.seed],
             seconds=run.seconds,
             arrays={"alignment": self._example(model, test)},
         )
         save_run(model, tokenizer, record, self.output / folder)
         return run
+
+    def _config(self, name: str, translator: Translator, parts: Parts) -> dict[str, Any]:
+        """What a run's result depends on: settings, and the digest of everything that it reads."""
+        own = kept_settings(alone(self.request, name, parts.seed))
+        content = _content([parts], self.request)
+        config: dict[str, Any] = finite({**own, "translator": translator.settings(), "content": content})
+        return config
 
     def _judged(
         self,
