@@ -14,7 +14,7 @@ from typing import Any
 from antiphase.errors import InputError, shown
 
 SECONDS = 3.0
-"""Time for one template; the longest that are in use take milliseconds."""
+"""Processor time for one template; the longest that are in use take milliseconds. A busy machine takes none of it."""
 ROOM = 1 << 29
 """Bytes of address space that one template may take."""
 
@@ -33,8 +33,8 @@ class BoundError(ValueError):
 def bounded_work(seconds: float = SECONDS, room: int = ROOM) -> Iterator[None]:
     """Stop what runs within the block after a time, or when it asks for more memory.
 
-    Time is bounded in the main thread only, where Python delivers signals; memory on Linux only, whose kernel bounds
-    the address space of a process. Other threads must not need memory meanwhile.
+    Time is that of the processor, and is bounded in the main thread only, where Python delivers signals; memory on
+    Linux only, whose kernel bounds the address space of a process. Other threads must not need memory meanwhile.
 
     Raises:
         BoundError: the block reached a bound.
@@ -48,10 +48,10 @@ def bounded_work(seconds: float = SECONDS, room: int = ROOM) -> Iterator[None]:
 
     if limit > room and (bounds[0] == resource.RLIM_INFINITY or limit < bounds[0]):
         resource.setrlimit(resource.RLIMIT_AS, (limit, bounds[1]))
-    previous = signal.signal(signal.SIGALRM, stop) if is_timed else None
+    previous = signal.signal(signal.SIGVTALRM, stop) if is_timed else None
     try:
         if is_timed:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
         yield
     except (MemoryError, OverflowError):
         raise BoundError(f"it takes more than {room >> 20} MiB") from None
@@ -59,8 +59,8 @@ def bounded_work(seconds: float = SECONDS, room: int = ROOM) -> Iterator[None]:
         raise BoundError("it calls itself without end") from None
     finally:
         if is_timed:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, previous)
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            signal.signal(signal.SIGVTALRM, previous)
         resource.setrlimit(resource.RLIMIT_AS, bounds)
 
 

@@ -7,8 +7,10 @@ lists, has no such moment, and no thread of the same process runs meanwhile.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import random
+import resource
 import select
 import signal
 import time
@@ -21,7 +23,9 @@ from antiphase.reading.limits import ROOM, SECONDS, BoundError, bounded_work
 
 Made = TypeVar("Made")
 GRACE = 1.0
-"""Seconds after its bound until a child that has not ended is ended."""
+"""Seconds of the processor after its bound until a child that has not ended is ended."""
+PATIENCE = 20
+"""Seconds on the clock for each of the processor, after which a child is ended too: it may wait for something."""
 ENDED, BOUND = b"e", b"b"
 """What a child says: that the work ended, with a result or an error, or that it reached a bound."""
 
@@ -51,6 +55,7 @@ def tried(work: Callable[[], Made], *, seconds: float | None = None, room: int =
     if child == 0:
         ending = ENDED
         try:
+            _limit_processor(limit + GRACE)
             random.setstate(state)
             with bounded_work(limit, room):
                 work()
@@ -62,17 +67,25 @@ def tried(work: Callable[[], Made], *, seconds: float | None = None, room: int =
             os._exit(0)
     os.close(writes)
     try:
-        said = _said(reads, limit + GRACE)
+        said = _said(reads, PATIENCE * (limit + GRACE))
     finally:
         os.close(reads)
         os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    if said is None:
+        _, status = os.waitpid(child, 0)
+    if said is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
         raise BoundError(f"it takes longer than {limit:g} s")
     if said[:1] != ENDED:
         raise BoundError(said[1:].decode(errors="replace") or f"it takes more than {room >> 20} MiB")
     with bounded_work(limit, room):
         return work()
+
+
+def _limit_processor(seconds: float) -> None:
+    """Have the system end this process after whole seconds of the processor, in the middle of a step too."""
+    signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    whole = math.ceil(seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (whole if hard == resource.RLIM_INFINITY else min(whole, hard), hard))
 
 
 def _fork() -> int:

@@ -215,13 +215,30 @@ def test_what_is_tried_is_done_from_the_same_state():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def _keep_busy(seconds):
+    ends = time.process_time() + seconds
+    while time.process_time() < ends:
+        pass
+
+
+def test_a_trial_counts_the_time_of_the_processor(monkeypatch):
+    monkeypatch.setattr(trial, "GRACE", 0.2)
+    assert tried(lambda: time.sleep(0.6) or 5, seconds=0.3) == 5  # as on a busy machine
+    with pytest.raises(BoundError, match=r"longer than 0\.3 s"):
+        tried(lambda: _keep_busy(5), seconds=0.3)
+    own = os.getpid()
+    monkeypatch.setattr(trial, "PATIENCE", 1)
+    with pytest.raises(BoundError, match=r"longer than 0\.3 s"):
+        tried(lambda: None if os.getpid() == own else time.sleep(60), seconds=0.3)
+
+
 def test_bounds_end_with_their_block():
     before = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(BoundError, match=r"longer than 0\.1 s"), bounded_work(seconds=0.1):
-        time.sleep(5)
+        _keep_busy(5)
     with bounded_work(seconds=0.1):
-        pass
-    time.sleep(0.2)
+        time.sleep(0.2)  # takes no time of the processor
+    _keep_busy(0.2)
     assert resource.getrlimit(resource.RLIMIT_AS) == before
     assert Templates(undefined=StrictUndefined).from_string("{{ 2 ** 8 }} {{ a }}").render(a=1) == "256 1"
 
