@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from antiphase.errors import NonFiniteError
 from antiphase.instrumentation.calls import AttentionCall, Pairing
-from antiphase.layers.functions import AttentionFunction, softmax_weights, unknown_arguments
+from antiphase.layers.functions import AttentionFunction, refuse_unknown, softmax_weights, unknown_arguments
 from antiphase.layers.masks import HIDDEN, combine_mask
 from antiphase.ops.shapes import statistics_dtype
 
@@ -45,15 +46,17 @@ def own_maps(call: AttentionCall, heads: Tensor) -> Tensor:
     """The maps (B, maps, N, M) of a softmax layer with everything that it does to its scores; rows that see no key are
     zero. Statistics are in fp32, or fp64 for fp64.
 
-    Sink logits have one known formula. Everything else is left to the eager attention function of the layer's own file.
+    Sink logits have one known formula. Everything else is left to the eager attention function of the layer's own file,
+    if it knows the argument: layers that choose keys (``indices`` of DeepSeek V3.2) hide the others in a mask for eager
+    attention only.
 
     Args:
         heads: (B, N, heads, dv), what the layer computed; the maps must lead to it.
 
     Raises:
         NonFiniteError: weights are not finite.
-        ValueError: the maps do not lead to it, or the layer has no eager function, drops weights, or attends to hidden
-            keys.
+        ValueError: the maps do not lead to it, or the layer has no eager function that knows its arguments, drops
+            weights, or attends to hidden keys.
     """
     name = type(call.module).__name__
     if call.arguments.get("dropout"):
@@ -67,7 +70,9 @@ def own_maps(call: AttentionCall, heads: Tensor) -> Tensor:
         bias = _bias_of(call)
         base = query.new_zeros(()) if bias is None else bias.to(query.dtype)
         mask = torch.where(visible, base, torch.finfo(base.dtype).min)
-        shown = _eager_of(call.module)(call.module, query, key, value, mask, **call.arguments)[1]
+        eager = _eager_of(call.module)
+        refuse_unknown(call.unread("dropout", *inspect.signature(eager).parameters), call.module)
+        shown = eager(call.module, query, key, value, mask, **call.arguments)[1]
         if shown is None:
             raise ValueError(f"the eager attention function of {name} shows no weights")
         maps = shown

@@ -10,6 +10,7 @@ from antiphase.errors import InputError
 from antiphase.probing import own_maps
 from antiphase.probing.statistics import attention_statistics
 from support.models import randomize
+from zoo.architectures import config_of
 
 N = 21
 TEXT = {
@@ -183,6 +184,12 @@ def test_maps_that_do_not_lead_to_the_output_are_refused(monkeypatch):
     monkeypatch.setattr(own_maps, "_eager_of", forgetting)
     with pytest.raises(ValueError, match="T5Attention shows in eager attention are not those that make its output"):
         attention_statistics(model, **inputs_of("t5"))
+
+
+def test_keys_that_a_layer_chooses_for_eager_attention_only_are_not_forgotten():
+    model = built(lambda: hf.AutoModelForCausalLM.from_config(config_of("causal", "deepseek_v32")), torch.float32)
+    with pytest.raises(ValueError, match="does not support the arguments indices of DeepseekV32Attention"):
+        attention_statistics(model, **inputs_of("deepseek_v32"))
 
 
 def test_weights_that_are_dropped_at_random_are_refused():

@@ -202,10 +202,13 @@ def untrue(of, prompts, *, longest=3) -> float:
 
 
 def eager_maps(model, ids):
-    """The softmax maps (B, maps, N, N) of every layer that has some; linear attention may return weights too."""
+    """The softmax maps (B, maps, N, N) of every layer that has some; linear attention may return weights too.
+
+    With sink logits (gpt-oss), rows sum to less than 1.
+    """
     given = model(input_ids=ids, output_attentions=True).attentions
     maps = [weights.double() for weights in given or () if weights is not None and weights.dim() == 4]
-    return [weights for weights in maps if bool(((weights.sum(-1) - 1).abs() < 1e-3).all())]
+    return [weights for weights in maps if bool((weights >= 0).all() and (weights.sum(-1) < 1 + 1e-3).all())]
 
 
 def maps_of_pair(of, ids):
