@@ -2,7 +2,11 @@
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +14,11 @@ from antiphase import cli
 from antiphase.cli.console import make_console
 from antiphase.cli.terminal import print_json
 from antiphase.errors import CONTROLS, InputError, visible
-from antiphase.records import Record
+from antiphase.records import PAGE, Record
 from antiphase.report.tables import Column, Table
 from antiphase.report.terminal import drawn_parts
 
+ROOT = Path(__file__).parents[2]
 HOSTILE = "a\x1b]0;owned\x07b\x9b2Jc\u202ed"
 SHOWN = r"a\x1b]0;owned\x07b\x9b2Jc\u202ed"
 TABLE = Table(
@@ -100,3 +105,22 @@ def test_a_terminal_of_a_few_columns(printed, width):
 
 def test_letters_of_all_scripts_stay_as_they_are():
     assert visible("é中😀 नमस्ते ไทย \u200d\u00a0\u3000\t\n") == "é中😀 नमस्ते ไทย \u200d\u00a0\u3000\t\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variables", [
+    {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "COLUMNS": "1"},
+    {"PYTHONIOENCODING": "ascii", "COLUMNS": "2"},
+    {"PYTHONIOENCODING": "latin-1:strict", "COLUMNS": "3"},
+], ids=["C", "ascii", "latin-1"])  # fmt: skip
+def test_a_command_writes_record_and_page_under_any_locale(tmp_path, tiny_model, text_tokenizer, variables):
+    tiny_model("softmax", vocab_size=len(text_tokenizer)).save_pretrained(tmp_path / "model")
+    text_tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("größe “naïve” 中文 → " * 40, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "antiphase", "probe", "model", "--data", "text.txt", "--length", "32", "--output", "o"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), **variables}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert Record.load(tmp_path / "o").kind == "probe"
+    assert "</html>" in (tmp_path / "o" / PAGE).read_text(encoding="utf-8")
