@@ -1,5 +1,6 @@
 """What attacks have found, each as it was tried: one sentence of bounded length, no hang, no gigabytes."""
 
+import copy
 import gzip
 import json
 import os
@@ -194,12 +195,13 @@ def test_one_step_of_a_chat_template_is_stopped(text_tokenizer, monkeypatch, nam
     """Transformers has a sandbox of its own, in which powers are not looked at either."""
     monkeypatch.setattr(trial, "SECONDS", 0.3)
     monkeypatch.setattr(trial, "GRACE", 0.2)
-    text_tokenizer.chat_template = TEMPLATES[name]
+    tokenizer = copy.deepcopy(text_tokenizer)  # which other tests share
+    tokenizer.chat_template = TEMPLATES[name]
     with pytest.raises(InputError, match=r"chat template cannot be used \(it takes longer than 0\.3 s\)"):
-        in_chat(text_tokenizer, "hello")
-    text_tokenizer.chat_template = "{{ 7 ** (7 ** 9) }}"
+        in_chat(tokenizer, "hello")
+    tokenizer.chat_template = "{{ 7 ** (7 ** 9) }}"
     with pytest.raises(InputError, match="chat template cannot be used"):
-        in_chat(text_tokenizer, "hello")
+        in_chat(tokenizer, "hello")
 
 
 def test_what_is_tried_is_done_from_the_same_state():
