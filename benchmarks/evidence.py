@@ -184,11 +184,8 @@ def block_losses(folder: Path, settings: RunSettings, tokens: Path = WORK / "tok
     text = data.validation_text
     assert text is not None
     batch = data.validation(settings.evaluation.validation_sequences)
-    losses = negative_log_likelihoods(
-        load_model(str(folder), device=str(choose_device(settings.training.device))).model,
-        batch.input_ids,
-        batch.labels,
-    )
+    model = load_model(str(folder), device=str(choose_device(settings.training.device))).model
+    losses = negative_log_likelihoods(model, batch.input_ids, batch.labels)
     by_block = losses.unflatten(0, (len(batch.input_ids), -1)).double().mean(1).tolist()
     ends = np.flatnonzero(text.tokens == data.tokenizer.eos_token_id)
     found: dict[str, list[float]] = {}

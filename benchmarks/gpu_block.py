@@ -5,7 +5,8 @@ On your own machine, for all blocks, write the text and its tokenizer into a fol
     python benchmarks/gpu_block.py prepare --data ../shared/data/books/train --data ../shared/data/books/more
         --validation ../shared/data/books/validation-authors
 
-On the GPU machine, which needs the repository and that folder, first the rates and then each block:
+On the GPU machine, which needs the repository and that folder, first the rates, whose lines (OUT/e/rates.jsonl) belong
+into docs/records/programme/e before the next call, and then each block:
 
     python benchmarks/programme_runs.py --studies e/rates --processes 18 --records OUT --minutes 9 --revision COMMIT
         --data runs/gpu-block/train.parquet --set data.tokenizer=runs/gpu-block/tokenizer
@@ -42,10 +43,12 @@ from antiphase.studies.extend.measure import extension
 from antiphase.studies.jobs import Job, run_jobs
 
 STUDY, PREPARED = "e/runs", Path("runs/gpu-block")
-LONG, LONG_STEPS = 4096, 275
-"""Tokens of a sequence and steps of the extension: 4.5M tokens."""
-LONG_SETTINGS = ("data.lengths=[]", "data.needle_share=0.34", "data.repeat_share=0", "training.evaluate_every=275",
-                 "training.checkpoint_every=275")  # fmt: skip
+LONG, LONG_STEPS, READ = 4096, 275, 8192
+"""Tokens of a sequence and steps of the extension, 4.5M tokens; and tokens of the longest text that is read then."""
+LONG_SETTINGS = (
+    f"model.max_position_embeddings={READ}", "data.lengths=[]", "data.needle_share=0.34", "data.repeat_share=0",
+    "training.evaluate_every=275", "training.checkpoint_every=275",
+)  # fmt: skip
 AT_ONCE = 12
 SPARE = 15.0
 """Seconds kept for writing the record."""
@@ -70,7 +73,7 @@ class Part:
 DEPTHS = {"depths": "0,0.5,1"}
 PARTS = (
     Part("needles", "trained", {"needles": "2,4,8,16,32", "queries": 1, "length": 1024, "samples": 50, **DEPTHS}),
-    Part("long-context", "extended", {"length": 8192, "samples": 60}),
+    Part("long-context", "extended", {"length": READ, "samples": 60}),
     Part("needles", "extended", {"needles": 8, "queries": 1, "length": "1024,2048,4096,8192", "samples": 50, **DEPTHS}),
     Part("noise", "extended", {"needles": 8, "length": 1024, "samples": 16}),
     Part("outliers", "trained", {"samples": 60}),
@@ -116,10 +119,10 @@ def prepare(folder: Path, data: Sequence[str], validation: Sequence[str]) -> Non
         InputError: a text is missing or cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for part, paths in (("train", data), ("validation", validation)):
+    for part, flag, paths in (("train", "--data", data), ("validation", "--validation", validation)):
         if not paths:
-            raise InputError(f"--{'data' if part == 'train' else part} is missing: text for {part}")
-        table = pyarrow.table({"text": list(documents(paths, flag=f"--{part}"))})
+            raise InputError(f"{flag} is missing: text for {part}")
+        table = pyarrow.table({"text": list(documents(paths, flag=flag))})
         temporary = folder / f".{part}.parquet.tmp"
         pyarrow.parquet.write_table(
             table, temporary, compression="zstd", compression_level=21, data_page_size=1 << 30, use_dictionary=False

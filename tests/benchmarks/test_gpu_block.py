@@ -52,6 +52,8 @@ def test_every_measurement_exists_and_takes_its_flags(block, tmp_path):
         asked = SeveralSettings(models=("a",), measurements=(part.measurement,), paths=("b",), changes=settings)
         (task,) = planned(asked, tmp_path)  # refuses what it does not know
         assert task.folder == tmp_path / f"{part.measurement}-a"
+        lengths = map(int, str(part.flags.get("length", 0)).split(","))
+        assert max(lengths) <= (block.READ if part.of == "extended" else 1024)
     assert len({part.name for part in block.PARTS}) == len(block.PARTS)
 
 
@@ -84,7 +86,8 @@ def test_a_block_keeps_everything_in_one_record_and_names_what_is_missing(block,
     block.prepare(tmp_path / "prepared", [str(texts[0])], [str(texts[1])])
     arms = ("S",)
     monkeypatch.setattr(block, "runs_of", lambda name, known: [block.Run(name, arm, 1.7e-3, 0) for arm in arms])
-    monkeypatch.setattr(block, "PARTS", [part for part in block.PARTS if part.measurement == "outliers"])
+    names = ("outliers-trained", "long-context-extended")  # the second at the longest texts
+    monkeypatch.setattr(block, "PARTS", [part for part in block.PARTS if part.name in names])
     assert block.Block(asked(tmp_path, settings=TINY)).run() == 0
     found = Record.load(tmp_path / "out" / "block-0.json")
     assert found.environment["revision"] == "abc"
@@ -92,11 +95,12 @@ def test_a_block_keeps_everything_in_one_record_and_names_what_is_missing(block,
     assert all(line["loss"] > 0 and line["by_document"] for line in found.values["runs"])
     assert list(found.values["measured"]["outliers-trained"]) == list(arms)
     assert all(value["rows"] for value in found.values["measured"]["outliers-trained"].values())
+    assert list(found.values["measured"]["long-context-extended"]) == list(arms)
     assert found.values["missing"] == []
     assert found.values["for_loss_alone"]
     for arm in arms:
         model = json.loads((tmp_path / f"work/e/extended/{arm}-rate0.0017-seed0/config.json").read_text())
-        assert model["max_position_embeddings"] == 4096
+        assert model["max_position_embeddings"] == block.READ
     monkeypatch.setattr(block, "PARTS", [*block.PARTS, block.Part("perplexity", "extended", {})])
     late = block.Block(asked(tmp_path, settings=TINY))
     late.ends = 0.0
