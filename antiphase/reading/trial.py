@@ -6,7 +6,6 @@ lists, has no such moment, and no thread of the same process runs meanwhile.
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import random
@@ -51,7 +50,7 @@ def tried(work: Callable[[], Made], *, seconds: float | None = None, room: int =
         warnings.simplefilter(
             "ignore", DeprecationWarning
         )  # of threads: the child uses none, and takes no lock of ours
-        child = _fork()
+        child = os.fork()
     if child == 0:
         ending = ENDED
         try:
@@ -86,19 +85,6 @@ def _limit_processor(seconds: float) -> None:
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     whole = math.ceil(seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (whole if hard == resource.RLIM_INFINITY else min(whole, hard), hard))
-
-
-def _fork() -> int:
-    """As ``os.fork``, with garbage collection off in the child: it would visit, and so copy, all of a large process."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    child = -1
-    try:
-        child = os.fork()
-    finally:
-        if child and was_enabled:
-            gc.enable()
-    return child
 
 
 def _said(reads: int, seconds: float) -> bytes | None:
