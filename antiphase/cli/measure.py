@@ -17,11 +17,16 @@ class Benchmark(StrEnum):
     attention = "attention"
     model = "model"
     calibration = "calibration"
+    kernels = "kernels"
 
 
 def benchmark(
     subject: Annotated[
-        Benchmark, typer.Argument(help="What to time: the attention operator, complete models, or calibration.")
+        Benchmark,
+        typer.Argument(
+            help="What to time: the attention operator, complete models, calibration, or the native kernels beside "
+            "what this machine reaches in a large product."
+        ),
     ],
     output: NewOutputOption,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds (two minutes).")] = False,
@@ -31,8 +36,8 @@ def benchmark(
 ) -> None:
     """Time differential attention against softmax attention of the same size and other implementations, in paired runs.
 
-    On a GPU the fused kernels (extra triton) are compared with each of PyTorch's backends; calibration is timed on CPUs
-    only.
+    On a GPU the fused kernels (extra triton) are compared with each of PyTorch's backends; calibration and
+    kernels are timed on CPUs only.
 
     Example: [bold]antiphase benchmark attention --quick --output runs/benchmark[/]
     """
@@ -40,6 +45,7 @@ def benchmark(
 
     from antiphase.benchmarks.attention import benchmark_attention
     from antiphase.benchmarks.calibration import benchmark_calibration
+    from antiphase.benchmarks.kernels import benchmark_kernels
     from antiphase.benchmarks.model import benchmark_model
     from antiphase.errors import InputError
     from antiphase.folders.ownership import check_empty, only_one, unfinished
@@ -51,10 +57,10 @@ def benchmark(
     check_empty(output)
     with only_one(output), unfinished(output):
         chosen = str(choose_device(device))
-        if subject == Benchmark.calibration:
+        if subject in (Benchmark.calibration, Benchmark.kernels):
             if chosen != "cpu":
-                raise InputError(f"--device {device}: calibration is timed on CPUs only; use --device cpu")
-            record = benchmark_calibration(**options)
+                raise InputError(f"--device {device}: {subject} is timed on CPUs only; use --device cpu")
+            record = (benchmark_kernels if subject == Benchmark.kernels else benchmark_calibration)(**options)
         else:
             if chosen != "cpu" and not chosen.startswith("cuda"):
                 raise InputError(f"--device {device}: benchmarks run on CUDA devices or on cpu")

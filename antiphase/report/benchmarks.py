@@ -125,6 +125,25 @@ def throughput(record: Record) -> Table | None:
     return Table(title="Throughput", columns=columns, rows=rows, note=note)
 
 
+def kernels(record: Record) -> Table | None:
+    """Each inner loop and whole call: its rate, and its share of the machine's own."""
+    rows = [
+        [
+            row["what"], SHORT_TYPES[row["dtype"]], row["threads"], f"{row['rate']:.3g} {row['unit']}",
+            None if row["machine"] is None else f"{row['machine']:.3g}", row["share"], "low" if row["is_low"] else None,
+        ]
+        for row in record.values["rows"]
+    ]  # fmt: skip
+    columns = columns_of("What", "Type", "Threads|integer", "Rate", "This machine", "Share|percent", "")
+    note = (
+        f"Native kernels: {record.values['kernels']}, on {record.environment['processor']}. This machine: a large "
+        "matrix product by PyTorch, in the same type or in fp32 if that is faster, or, for decoding, a sum over "
+        "memory. Inner loops run on data in the first cache. Whole calls: 8 differential heads of width 64, 4,096 "
+        "tokens; decoding with 16,384 keys."
+    )
+    return table_of("Speed of the kernels", columns, rows, note)
+
+
 def conditions(record: Record) -> Table | None:
     """Some comparisons with one thread, with all, and beside a busy process."""
     rows = record.values.get("conditions") or []
@@ -323,6 +342,11 @@ CALIBRATION = Presentation(
     tables=lambda record: [ratios(record), search(record), memory(record)],
     figures=TIMES,
     details=_details,
+)
+KERNELS = Presentation(
+    introduction="The native kernels' inner loops and whole calls, as shares of what this machine reaches in a large "
+    "matrix product, or in reading memory. A low share on a processor is worth a report.",
+    tables=lambda record: [kernels(record)],
 )
 EVALUATION = Presentation(
     introduction="Loops of evaluations beside the plain way to the same numbers. The candidates took turns.",

@@ -14,6 +14,7 @@ PRESENTATIONS = {
     "benchmark-attention": "benchmarks.ATTENTION",
     "benchmark-model": "benchmarks.MODEL",
     "benchmark-calibration": "benchmarks.CALIBRATION",
+    "benchmark-kernels": "benchmarks.KERNELS",
     "benchmark-evaluation": "benchmarks.EVALUATION",
 }
 """Where kinds of records without a folder of their own are presented."""

@@ -27,6 +27,10 @@ NORM_PROBLEM = struct.Struct("@5P2q2d2iP")
 """``antiphase_norm_problem``."""
 LOSS_PROBLEM = struct.Struct("@6P3q2iP")
 """``antiphase_loss_problem``."""
+METER_PROBLEM = struct.Struct("@Pq3iP")
+"""``antiphase_meter_problem``."""
+LOOPS = ("scores", "weights · values", "gradient of keys", "exponentials")
+"""Inner loops, in the order of the library's own numbers."""
 Strides = tuple[int, int, int]
 NO_STRIDES: Strides = (0, 0, 0)
 
@@ -45,11 +49,13 @@ def library() -> ctypes.CDLL | str:
         loaded.antiphase_sources.restype = c_char_p
     if not hasattr(loaded, "antiphase_sources") or loaded.antiphase_sources() != fingerprint().encode():
         return f"the native kernels in {path} are of another version of antiphase: run `antiphase build`"
-    for task, problem in (("problem", PROBLEM), ("norm", NORM_PROBLEM), ("loss", LOSS_PROBLEM)):
+    for task, problem in (("problem", PROBLEM), ("norm", NORM_PROBLEM), ("loss", LOSS_PROBLEM),
+                          ("meter", METER_PROBLEM)):  # fmt: skip
         size = loaded[f"antiphase_{task}_bytes"]
         size.restype = c_int64
         assert size() == problem.size, f"problem.h and library.py differ in {task}"
     loaded.antiphase_run.argtypes = loaded.antiphase_norm.argtypes = loaded.antiphase_loss.argtypes = [c_char_p]
+    loaded.antiphase_meter.argtypes = [c_char_p]
     loaded.antiphase_lambda.argtypes = [c_void_p * 4, c_int64, c_double]
     loaded.antiphase_lambda.restype = c_float
     return loaded
@@ -254,6 +260,26 @@ def run_norm(
     )  # fmt: skip
     if status:
         raise MemoryError("the native norm could not allocate its scratch space")
+
+
+def run_loop(loop: str, dtype: torch.dtype, rounds: int, threads: int) -> int:
+    """Run an inner loop alone, on data in the first cache; the operations of all threads: exponentials, or additions
+    and multiplications.
+
+    Raises:
+        RuntimeError: there is no library.
+    """
+    found = library()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    parallel, _ = threads_of_torch()
+    threads = threads if parallel else 1
+    operations = torch.zeros(1, dtype=torch.int64)
+    status = found.antiphase_meter(
+        METER_PROBLEM.pack(operations.data_ptr(), rounds, LOOPS.index(loop), DTYPES[dtype], threads, parallel)
+    )
+    assert status == 0, "the library has every loop in every dtype"
+    return threads * int(operations)
 
 
 def check_vectors(vectors: Sequence[Tensor], width: int) -> None:

@@ -3,6 +3,7 @@
 
 #include "few.h"
 #include "loss.h"
+#include "meter.h"
 #include "norm.h"
 
 #define JOINED(a, b) a##b
@@ -43,6 +44,15 @@ extern "C" int NAMED(antiphase_loss_, ANTIPHASE_KIND)(const antiphase_loss_probl
   }
 }
 
+extern "C" int NAMED(antiphase_meter_, ANTIPHASE_KIND)(const antiphase_meter_problem *call) {
+  switch (call->dtype) {
+    case ANTIPHASE_FLOAT32: return Meter<float>(*call).run();
+    case ANTIPHASE_BFLOAT16: return Meter<BFloat16>(*call).run();
+    case ANTIPHASE_FLOAT64: return Meter<double>(*call).run();
+    default: return 2;
+  }
+}
+
 extern "C" int NAMED(antiphase_run_, ANTIPHASE_KIND)(const antiphase_problem *call) {
   try {
     switch (call->dtype) {
@@ -56,6 +66,10 @@ extern "C" int NAMED(antiphase_run_, ANTIPHASE_KIND)(const antiphase_problem *ca
   }
 }
 #else
+extern "C" int NAMED(antiphase_meter_, ANTIPHASE_KIND)(const antiphase_meter_problem *call) {
+  return call->dtype == ANTIPHASE_BFLOAT16 ? Meter<BFloat16>(*call).run() : 2;
+}
+
 // For this kind, only the kernels that multiply pairs of bfloat16 are compiled; the others are the same as without.
 extern "C" int NAMED(antiphase_run_, ANTIPHASE_KIND)(const antiphase_problem *call) {
   try {

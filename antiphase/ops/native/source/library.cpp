@@ -10,8 +10,12 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-#define KERNELS(kind)                                    \
+// Kinds that multiply pairs of bfloat16 have these two alone.
+#define PAIRS(kind)                                               \
   extern "C" int antiphase_run_##kind(const antiphase_problem *); \
+  extern "C" int antiphase_meter_##kind(const antiphase_meter_problem *);
+#define KERNELS(kind)                                    \
+  PAIRS(kind)                                            \
   extern "C" int antiphase_norm_##kind(const antiphase_norm_problem *); \
   extern "C" int antiphase_loss_##kind(const antiphase_loss_problem *);
 
@@ -19,10 +23,10 @@ KERNELS(portable)
 #if defined(__x86_64__)
 KERNELS(avx2)
 KERNELS(avx512)
-extern "C" int antiphase_run_avx512bf16(const antiphase_problem *);
+PAIRS(avx512bf16)
 #endif
 #if defined(ANTIPHASE_TILES)
-extern "C" int antiphase_run_amx(const antiphase_problem *);
+PAIRS(amx)
 #endif
 
 namespace {
@@ -64,6 +68,7 @@ EXPORT const char *antiphase_sources() { return ANTIPHASE_SOURCES; }
 EXPORT int64_t antiphase_problem_bytes() { return sizeof(antiphase_problem); }
 EXPORT int64_t antiphase_norm_bytes() { return sizeof(antiphase_norm_problem); }
 EXPORT int64_t antiphase_loss_bytes() { return sizeof(antiphase_loss_problem); }
+EXPORT int64_t antiphase_meter_bytes() { return sizeof(antiphase_meter_problem); }
 
 // The selected kernels: 0 portable, 1 AVX2, 2 AVX-512, 3 and 4 the same with products of bfloat16, 4 with tiles.
 EXPORT int antiphase_kernels() { return chosen; }
@@ -121,4 +126,18 @@ EXPORT int antiphase_loss(const antiphase_loss_problem *call) {
   if (chosen == AVX2) return antiphase_loss_avx2(call);
 #endif
   return antiphase_loss_portable(call);
+}
+// As antiphase_run, with the kernels that it would select.
+EXPORT int antiphase_meter(const antiphase_meter_problem *call) {
+#if defined(__x86_64__)
+  if (chosen >= AVX512BF16 && call->dtype == ANTIPHASE_BFLOAT16) {
+#if defined(ANTIPHASE_TILES)
+    if (chosen == AMX) return antiphase_meter_amx(call);
+#endif
+    return antiphase_meter_avx512bf16(call);
+  }
+  if (chosen >= AVX512) return antiphase_meter_avx512(call);
+  if (chosen == AVX2) return antiphase_meter_avx2(call);
+#endif
+  return antiphase_meter_portable(call);
 }

@@ -60,3 +60,13 @@ typedef struct {
   int32_t dtype, threads;
   void (*parallel)(void (*function)(void *), void *data, unsigned threads, unsigned flags);  // as above
 } antiphase_loss_problem;
+
+// An inner loop alone, `rounds` times on each thread: a product of scores, of weights and values or of the gradient of
+// keys, or the exponentials.
+enum { ANTIPHASE_LOOP_SCORES = 0, ANTIPHASE_LOOP_VALUES = 1, ANTIPHASE_LOOP_KEYS = 2, ANTIPHASE_LOOP_EXPONENTIALS = 3 };
+typedef struct {
+  int64_t *operations;  // of each thread: additions and multiplications, or exponentials
+  int64_t rounds;
+  int32_t loop, dtype, threads;
+  void (*parallel)(void (*function)(void *), void *data, unsigned threads, unsigned flags);  // as above
+} antiphase_meter_problem;
