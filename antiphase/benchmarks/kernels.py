@@ -59,7 +59,7 @@ def _rows(dtype: torch.dtype, seed: int, *, quick: bool) -> list[dict[str, Any]]
     # Where the processor has no products of bf16, PyTorch's crawl, and kernels multiply in fp32.
     product = max(product_rate(known) for known in {dtype, torch.float32}) / 1e9
     read = reading_rate() / 1e9
-    low = LOW_SHARE_OF_TILES if dtype == torch.bfloat16 and kernels() == TILES else LOW_SHARE
+    low = LOW_SHARE_OF_TILES if dtype == torch.bfloat16 and kernels().startswith(TILES) else LOW_SHARE
     found = []
 
     def row(what: str, rate: float, unit: str, of: float | None) -> None:
@@ -86,7 +86,8 @@ def _rows(dtype: torch.dtype, seed: int, *, quick: bool) -> list[dict[str, Any]]
 
 def loop_rate(loop: str, dtype: torch.dtype) -> float:
     """Operations a second of an inner loop on data in the first cache, over all threads: a median."""
-    threads, rounds, rates = torch.get_num_threads(), 1, []
+    threads, rounds = torch.get_num_threads(), 1
+    rates: list[float] = []
     while len(rates) < SEVERAL:
         began = time.perf_counter()
         operations = run_loop(loop, dtype, rounds, threads)

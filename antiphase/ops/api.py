@@ -13,7 +13,7 @@ from torch import Tensor
 
 from antiphase.ops.blockwise import blockwise_attention
 from antiphase.ops.decoding import attend_few, is_few, most_rows_of_kernels, within_window
-from antiphase.ops.dispatch import differentiates
+from antiphase.ops.dispatch import differentiates, is_watched
 from antiphase.ops.implementations import (
     kernels_for,
     refuse_transforms,
@@ -22,7 +22,8 @@ from antiphase.ops.implementations import (
     transforms_of,
 )
 from antiphase.ops.native.library import why_not as why_not_native
-from antiphase.ops.native.operators import attention_of_few, native_attention
+from antiphase.ops.native.operators import attend_few as attend_few_natively
+from antiphase.ops.native.operators import native_attention, native_attention_of_few
 from antiphase.ops.reference import reference_attention
 from antiphase.ops.shapes import (
     Shapes,
@@ -190,6 +191,9 @@ def _check_window(sliding_window: int, shapes: Shapes) -> int:
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast to autocast's dtype if it is enabled; fp64 stays, as everywhere in autocast."""
+    kind = tensors[0].device.type
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return tensors
     dtypes = [autocast_dtype(tensor) for tensor in tensors]
     return tuple(t if dtype is None else t.to(dtype) for t, dtype in zip(tensors, dtypes, strict=True))
 
@@ -212,16 +216,19 @@ def _native_attention(
     if not all(t.is_cpu for t in tensors) or not (mask is None or mask.is_cpu):  # the kernels need CPU addresses
         given = ", ".join(str(t.device) for t in (*tensors, *(() if mask is None else (mask,))))
         raise ValueError(f"query, key, value, lam and mask must share a device, got {given}")
-    refuse_transforms("native", *tensors)
-    if not torch.compiler.is_compiling() and any(t.is_neg() for t in tensors):  # memory holds the negated values
-        query, key, value, *others = (tensor.resolve_neg() for tensor in tensors)
-        lam = others[0] if others else None
+    watched = is_watched((query, key, value, lam, mask))
+    if watched:
+        refuse_transforms("native", *tensors)
+        if not torch.compiler.is_compiling() and any(t.is_neg() for t in tensors):  # memory holds the negated values
+            query, key, value, *others = (tensor.resolve_neg() for tensor in tensors)
+            lam = others[0] if others else None
     if sliding_window is not None:
         sliding_window = min(sliding_window, max(1, query.shape[2] + key.shape[2]))
     save = differentiates(*tensors)
     if not save and edges[0] is None and is_few(query, key, groups, mask, maps=1 if lam is None else 2):
         key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
-        return attention_of_few(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
+        run = native_attention_of_few if watched else attend_few_natively  # the dispatcher takes as long as the call
+        return run(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
     out, _ = native_attention(
         query, key, value, lam, mask, *edges, groups, is_causal, sliding_window or 0, scale, save
     )  # fmt: skip
@@ -311,7 +318,7 @@ def attend_cached(
     value_width = value.shape[1] // groups * value.shape[3]
     chosen = resolve_implementation(impl, query, key, value, value_width, scale)
     if chosen == "native":
-        if lam.numel() > 1:
+        if lam.dim() != 3 and lam.numel() > 1:
             lam = lam.reshape((1,) * (3 - lam.dim()) + lam.shape)
         if lam.dtype != statistics_dtype(query.dtype):
             lam = lam.to(statistics_dtype(query.dtype))

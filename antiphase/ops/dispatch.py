@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_legacy_batchedtensor, peek_interpreter_stack
+from torch.autograd import forward_ad
 
 OPERATORS = torch.library.Library("antiphase", "FRAGMENT")
-PLAIN = frozenset({Tensor, nn.Parameter, NoneType, bool, int, float})
+PLAIN = frozenset({NoneType, bool, int, float})
 
 
 def operator(name: str, function: Callable[..., Any], devices: Sequence[str] = ("CPU",)) -> Callable[..., Any]:
@@ -30,7 +32,8 @@ def is_watched(args: Sequence[Any]) -> bool:
         or torch._C._autograd._profiler_enabled()
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
         or not are_plain(args)
     )
 
@@ -39,9 +42,14 @@ def are_plain(args: Sequence[Any]) -> bool:
     """Whether all tensors among the arguments are ordinary: no subclasses, no views that negate their memory, no
     batches of ``torch.autograd.grad(is_grads_batched=True)``.
     """
-    return PLAIN.issuperset(map(type, args)) and not any(
-        isinstance(arg, Tensor) and (arg.is_neg() or torch._C._functorch.is_legacy_batchedtensor(arg)) for arg in args
-    )
+    for arg in args:
+        kind = type(arg)
+        if kind is Tensor or kind is nn.Parameter:
+            if arg.is_neg() or is_legacy_batchedtensor(arg):
+                return False
+        elif kind not in PLAIN:
+            return False
+    return True
 
 
 def differentiates(*tensors: Tensor) -> bool:

@@ -99,11 +99,17 @@ def why_not(query: Tensor, scale: float) -> str | None:
 
 
 def kernels() -> str:
-    """Which of ``KERNELS`` run on this processor, and whether they use only one thread."""
+    """Which of ``KERNELS`` run on this processor, whether the system forbids better ones, and whether they use only one
+    thread.
+    """
     found = library()
     assert not isinstance(found, str)
-    name = KERNELS[found.antiphase_kernels()]
-    return name if threads_of_torch()[0] else f"{name}, on one thread: this build of PyTorch has no OpenMP to share"
+    parts = [KERNELS[found.antiphase_kernels()]]
+    if found.antiphase_tiles_refused():
+        parts.append("without the tiles that this processor has: the system refuses them to this process")
+    if not threads_of_torch()[0]:
+        parts.append("on one thread: this build of PyTorch has no OpenMP to share")
+    return ", ".join(parts)
 
 
 def run(
@@ -205,21 +211,23 @@ def _check_shapes(
     batch, maps_of_all, queries, width = query.shape
     key_batch, key_heads, keys, key_width = key.shape
     value_batch, value_heads, values, part_width = value.shape
-    key_maps, parts = key_heads // groups, value_heads // groups
-    heads, value_width = maps_of_all // maps, parts * part_width
-    exact = torch.float64 if query.dtype == torch.float64 else torch.float32
-    if (
-        min(heads, width, value_width) < 1
-        or not 1 <= key_maps <= maps
-        or parts not in (1, 2)
-        or maps_of_all != heads // groups * groups * maps
-        or (key_batch, key_heads, key_width) != (batch, groups * key_maps, width)
-        or (value_batch, value_heads, values) != (batch, groups * parts, keys)
-        or (norm is not None and (norm.shape != (value_width,) or norm.dtype != query.dtype))
-        or (lam is not None and lam.numel() != 1 and not _fits(lam, (batch, heads, queries)))
-        or (mask is not None and not (_fits(mask, (batch, heads, queries, keys)) and mask.shape[3] == keys))
-        or (grad is not None and grad.shape != (batch, heads, queries, value_width))
-        or (statistics is not None and not holds(statistics, (batch, maps_of_all, queries, 2), exact))
+    heads, key_maps, parts = maps_of_all // maps, key_heads // groups, value_heads // groups
+    value_width, exact = parts * part_width, torch.float64 if query.dtype == torch.float64 else torch.float32
+    if not (
+        heads > 0 < width == key_width
+        and value_width > 0
+        and 1 <= key_maps <= maps
+        and 1 <= parts <= 2
+        and maps_of_all == heads // groups * groups * maps
+        and key_batch == batch == value_batch
+        and key_heads == groups * key_maps
+        and value_heads == groups * parts
+        and values == keys
+        and (norm is None or (norm.shape == (value_width,) and norm.dtype == query.dtype))
+        and (lam is None or lam.numel() == 1 or _fits(lam, (batch, heads, queries)))
+        and (mask is None or (_fits(mask, (batch, heads, queries, keys)) and mask.shape[3] == keys))
+        and (grad is None or grad.shape == (batch, heads, queries, value_width))
+        and (statistics is None or holds(statistics, (batch, maps_of_all, queries, 2), exact))
     ):
         given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask, "norm": norm,
                  "grad": grad, "statistics": statistics}  # fmt: skip
@@ -308,9 +316,10 @@ def _check_edges(edges: tuple[Tensor, Tensor], batch: int, *lengths: int) -> Non
 
 def _fits(tensor: Tensor, shape: tuple[int, ...]) -> bool:
     """Whether a tensor has the rank of a shape and broadcasts to it."""
-    return tensor.dim() == len(shape) and all(
-        size in (1, target) for size, target in zip(tensor.shape, shape, strict=True)
-    )
+    given = tensor.shape
+    if given == shape:
+        return True
+    return len(given) == len(shape) and all(size in (1, target) for size, target in zip(given, shape, strict=True))
 
 
 def holds(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -327,4 +336,5 @@ def broadcast(tensor: Tensor | None) -> tuple[int, ...]:
     """Strides of the first three dimensions, 0 for dimensions that broadcast."""
     if tensor is None or tensor.numel() == 1:
         return NO_STRIDES
-    return tuple(0 if n == 1 else step for n, step in zip(tensor.shape[:3], tensor.stride()[:3], strict=True))
+    (a, b, c), strides = tensor.shape[:3], tensor.stride()
+    return 0 if a == 1 else strides[0], 0 if b == 1 else strides[1], 0 if c == 1 else strides[2]

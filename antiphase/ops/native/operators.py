@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.ops.dispatch import bypassing_dispatcher, operator
+from antiphase.ops.dispatch import operator
 from antiphase.ops.native.library import BACKWARD, FEW, FORWARD, run
 from antiphase.ops.shapes import statistics_dtype
 
@@ -198,6 +198,3 @@ def _(
     query: Tensor, key: Tensor, value: Tensor, lam: Tensor | None, mask: Tensor | None, groups: int, *_: Any
 ) -> Tensor:
     return empty_output(query, value, lam, groups)
-
-
-attention_of_few = bypassing_dispatcher(attend_few, native_attention_of_few)

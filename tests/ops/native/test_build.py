@@ -89,3 +89,17 @@ def test_a_build_gives_a_library_that_loads(elsewhere):
         pytest.skip(reason)
     build.build(elsewhere)
     assert attend("native").shape == (1, 1, 3, 4)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_tiles_that_the_system_refuses_are_named(monkeypatch, refused):
+    class Library:
+        def antiphase_kernels(self):
+            return library.KERNELS.index("AVX-512 BF16")
+
+        def antiphase_tiles_refused(self):
+            return refused
+
+    monkeypatch.setattr(library, "library", Library)
+    assert library.kernels().startswith("AVX-512 BF16")
+    assert ("the system refuses" in library.kernels()) == refused

@@ -32,6 +32,8 @@ PAIRS(amx)
 namespace {
 enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512BF16 = 3, AMX = 4 };
 
+bool refused = false;  // the processor has tiles, and the system does not let this process use them
+
 #if defined(ANTIPHASE_TILES)
 // Whether the processor multiplies tiles of bfloat16 and Linux permits it to this process, which must request it.
 bool has_tiles() {
@@ -42,7 +44,8 @@ bool has_tiles() {
   constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   unsigned a, b, c, d;
   if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & TILES) || !(d & BFLOAT16)) return false;
-  return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+  refused = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) != 0;
+  return !refused;
 #endif
 }
 #else
@@ -72,6 +75,7 @@ EXPORT int64_t antiphase_meter_bytes() { return sizeof(antiphase_meter_problem);
 
 // The selected kernels: 0 portable, 1 AVX2, 2 AVX-512, 3 and 4 the same with products of bfloat16, 4 with tiles.
 EXPORT int antiphase_kernels() { return chosen; }
+EXPORT int antiphase_tiles_refused() { return refused; }
 
 // Selects other kernels, for tests; returns whether this processor supports them.
 EXPORT int antiphase_choose(int kernels) {
