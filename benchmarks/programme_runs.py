@@ -81,7 +81,10 @@ def runs_of(name: str, known: Mapping[str, Any]) -> Iterator[Run]:
         InputError: the study that chooses the rates has runs left, or an arm's best rate is at the edge of its grid.
     """
     study = known[name]
-    rates = {arm: list(map(float, study["rates"])) for arm in study["arms"]} if "rates" in study else {}
+    further = study.get("further", {})
+    rates = {
+        arm: [float(rate) for rate in (*study.get("rates", []), *further.get(arm, []))] for arm in study["arms"]
+    }  # fmt: skip
     if "rates_from" in study:
         source = study["rates_from"]
         if left := len(remaining(source, known)):
@@ -98,17 +101,18 @@ def remaining(name: str, known: Mapping[str, Any]) -> list[Run]:
 
 
 def best_rate(arm: str, name: str, study: Mapping[str, Any]) -> float:
-    """The rate with which the arm's runs learned soonest, or had the lowest loss, on average over seeds.
+    """The rate with which the arm's runs learned soonest on average over seeds or, where that is not asked or one of
+    them never learned at any rate, had the lowest loss.
 
     Raises:
         InputError: it is the lowest or the highest that was tried, so there may be a better one.
     """
-    scores: dict[float, list[float]] = {}
+    scores: dict[float, list[tuple[float, float]]] = {}
     for line in lines(name):
         if line["arm"] == arm:
-            score = steps_to(line, LEARNED) if study["chosen_by"] == "steps" else line["loss"]
-            scores.setdefault(line["rate"], []).append(math.inf if score is None else score)
-    means = {rate: fmean(values) for rate, values in scores.items()}
+            steps = steps_to(line, LEARNED) if study["chosen_by"] == "steps" else 0
+            scores.setdefault(line["rate"], []).append((math.inf if steps is None else steps, line["loss"]))
+    means = {rate: tuple(fmean(column) for column in zip(*values, strict=True)) for rate, values in scores.items()}
     best = min(means, key=means.__getitem__)
     if best in (min(means), max(means)):
         raise InputError(f"{arm}: the best rate of {name}, {best:g}, is at the edge of its grid; extend the grid")

@@ -107,3 +107,29 @@ def test_only_whole_seeds_count_and_an_arm_that_diverged_has_no_contrast(study):
     assert found["losses"][3][3:] == ["–", "4.000, 4.100, diverged"]
     assert found["differences"][1] == ["V1 - SW", *["–"] * 8]
     assert found["differences"][3][:2] == ["SW - S", "+0.0000"]
+
+
+def test_the_rate_is_of_whoever_learns_soonest_and_of_the_loss_where_nobody_always_learns(study):
+    import programme_runs
+
+    grid = {"chosen_by": "steps", "arms": ["S", "G"], "rates": [1, 2, 4], "further": {"S": [8]}, "seeds": [0, 1]}
+    known = {"z/rates": grid}
+    assert [(run.arm, run.rate) for run in programme_runs.runs_of("z/rates", known)][:7] == [
+        *[("S", rate) for rate in (1, 2, 4, 8)], *[("G", rate) for rate in (1, 2, 4)]
+    ]  # fmt: skip
+    steps = {("S", 1): 300, ("S", 2): 350, ("S", 4): 200, ("S", 8): 300}
+    losses = {("G", 1): 3, ("G", 2): 1, ("G", 4): 2, ("S", 1): 0, ("S", 2): 0, ("S", 4): 1, ("S", 8): 0}
+    planted = [
+        {**learner(arm, seed, steps.get((arm, rate)) if seed or rate != 2 else None), "rate": rate, "loss": loss}
+        for (arm, rate), loss in losses.items() for seed in (0, 1)
+    ]  # fmt: skip
+    folder = programme_runs.RECORDS / "z"
+    folder.mkdir()
+
+    def best(arm, lines):
+        (folder / "rates.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return programme_runs.best_rate(arm, "z/rates", grid)
+
+    assert (best("S", planted), best("G", planted)) == (4, 2)
+    with pytest.raises(programme_runs.InputError, match="the best rate of z/rates, 4, is at the edge"):
+        best("S", [line for line in planted if line["rate"] != 8])
