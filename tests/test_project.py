@@ -300,3 +300,24 @@ def test_failures_in_the_suites_of_transformers_are_few_and_have_reasons():
     }
     assert len(of_decoders) <= 8
     assert all(len(entry["why"]) > 20 for outcome in ("failed", "skipped") for entry in known[outcome])
+
+
+@pytest.mark.slow
+@pytest.mark.essential
+def test_the_house_stays_within_its_budget():
+    """Lines of code and words of Markdown; `python tools/code_size.py` says which package grew."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no checkout")
+    module = runpy.run_path(str(ROOT / "tools" / "code_size.py"))
+    totals = {part: count.total() for part, count in module["sizes"]().items()}
+    most = module["budget"]()
+    assert totals.keys() == most.keys()
+    assert {part: total for part, total in totals.items() if not most[part] // 2 < total <= most[part]} == {}
+
+
+def test_every_decision_is_listed_and_short():
+    listed = re.findall(r"\]\(decisions/(\d{3}\.md)\)", (ROOT / "docs/decisions.md").read_text(encoding="utf-8"))
+    pages = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs/decisions").iterdir()}
+    assert sorted(listed) == sorted(pages)
+    assert {name for name, text in pages.items() if len(text.splitlines()) > 12} == set()
+    assert len((ROOT / "DESIGN.md").read_text(encoding="utf-8").splitlines()) <= 150
