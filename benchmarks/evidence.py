@@ -2,8 +2,8 @@
 
     python benchmarks/evidence.py --data ../shared/data/books/train --validation ../shared/data/books/validation
 
-Every finished run writes one small file to ``docs/records/evidence/STUDY/``, from which ``evidence_tables.py`` makes
-tables and ``evidence_figures.py`` figures. An interrupted run continues from its checkpoint in ``runs/evidence``. The
+Every finished run is a line of ``docs/records/evidence/STUDY.jsonl``, from which ``evidence_tables.py`` makes tables
+and ``evidence_figures.py`` figures. An interrupted run continues from its checkpoint in ``runs/evidence``. The
 text comes from Standard Ebooks.
 """
 
@@ -17,11 +17,14 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import json_lines
 import numpy as np
 import yaml
+from json_lines import Line, append
 from rich.console import Console
 
 from antiphase.config import RunSettings, load_preset
@@ -29,7 +32,7 @@ from antiphase.data.prepare import prepare
 from antiphase.errors import InputError, Interrupted
 from antiphase.execution.local import LocalPool
 from antiphase.folders.contents import check_content
-from antiphase.records import Record, finite, write_atomically
+from antiphase.records import Record, finite
 from antiphase.scoring.likelihood import negative_log_likelihoods
 from antiphase.scoring.loading import load_model
 from antiphase.studies.jobs import Job, run_jobs
@@ -65,9 +68,9 @@ class Run:
         return "-".join([*words, f"seed{self.seed}"]).replace("/", "_")
 
     @property
-    def record(self) -> Path:
-        """The path of its record."""
-        return RECORDS / self.study / f"{self.name}.json"
+    def record(self) -> Line | None:
+        """Its line, if it is finished."""
+        return next((line for line in lines(RECORDS / f"{self.study}.jsonl") if line["run"] == self.name), None)
 
     def settings(self, data: list[str], validation: list[str]) -> RunSettings:
         """All settings of the run; with synthetic data there are no paths."""
@@ -125,7 +128,17 @@ def sources_of(study: Mapping[str, Any]) -> list[str]:
 def missing(sources: Sequence[str]) -> int:
     """How many runs of these studies have no record yet."""
     known = studies()
-    return sum(not run.record.is_file() for name in sources for run in runs_of(name, known[name]))
+    return sum(run.record is None for name in sources for run in runs_of(name, known[name]))
+
+
+@cache
+def _read(path: Path, changed: int) -> list[Line]:
+    return json_lines.lines(path)
+
+
+def lines(path: Path) -> list[Line]:
+    """The lines of a study, read once as long as the file does not change."""
+    return _read(path, path.stat().st_mtime_ns if path.is_file() else 0)
 
 
 class NoChoiceError(ValueError):
@@ -154,7 +167,8 @@ def best_of(sources: Sequence[str], arms: Sequence[str] | None = None) -> Choice
     losses: dict[tuple[str, str], list[float]] = {}
     for name in sources:
         for run in runs_of(name, known[name]):
-            loss = json.loads(run.record.read_text("utf-8"))["values"]["final"]["loss"]
+            assert run.record is not None
+            loss = run.record["values"]["final"]["loss"]
             if arms is None or run.levels["arm"] in arms:
                 found = losses.setdefault((run.levels["start"], run.levels["rate"]), [])
                 found.append(math.inf if loss is None else loss)
@@ -199,8 +213,7 @@ def reusable(settings: RunSettings) -> dict[str, Any] | None:
     """The record of a run of another study with the same settings and text."""
     wanted = _identity(finite(asdict(settings)))
     content = prepare(settings.data, WORK / "tokens").content
-    for path in sorted(RECORDS.glob("*/*.json")):
-        kept = json.loads(path.read_text("utf-8"))
+    for kept in (line for path in sorted(RECORDS.glob("*.jsonl")) for line in lines(path)):
         known = build(RunSettings, kept["settings"], strict=False)  # settings that are newer have their defaults
         if _identity(finite(asdict(known))) == wanted and kept.get("content") == content:
             return kept
@@ -216,11 +229,10 @@ def _identity(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def execute(run: Run, settings: RunSettings) -> None:
-    """Train the run, or resume it, and write its record."""
+    """Train the run, or resume it, and write its line."""
     kept = reusable(settings) or _trained(run, settings)
-    kept = {**kept, "study": run.study, "levels": run.levels, "changes": run.changes}
-    run.record.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(run.record, (json.dumps(finite(kept), ensure_ascii=False, allow_nan=False) + "\n").encode())
+    own = {"run": run.name, "study": run.study, "levels": run.levels, "changes": run.changes}
+    append(RECORDS / f"{run.study}.jsonl", {**kept, **own})
 
 
 def _trained(run: Run, settings: RunSettings) -> dict[str, Any]:
@@ -272,7 +284,7 @@ def main() -> None:
     left = []
     for name in names:
         try:
-            left += [run for run in runs_of(name, known[name]) if not run.record.is_file()]
+            left += [run for run in runs_of(name, known[name]) if run.record is None]
         except NoChoiceError as error:
             console.print(f"{name} cannot begin. {error}")
         if waits := missing(sources := sources_of(known[name])):

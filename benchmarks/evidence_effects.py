@@ -7,7 +7,6 @@ of ``antiphase.uncertainty.blocks``. The held-out text is what it is, two books:
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from json_lines import lines
 
 from antiphase.uncertainty.blocks import Blocks, Contrast
 
@@ -128,7 +128,7 @@ class Results:
 
 def runs_of(study: str, folder: Path = RECORDS) -> list[dict[str, Any]]:
     """Records of the study's finished runs."""
-    return [json.loads(path.read_text("utf-8")) for path in sorted((folder / study).glob("*.json"))]
+    return sorted(lines(folder / f"{study}.jsonl"), key=lambda line: line["run"])
 
 
 def results(runs: Sequence[Mapping[str, Any]], factors: Mapping[str, Sequence[str]]) -> Results:

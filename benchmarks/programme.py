@@ -24,7 +24,8 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 import programme_runs
 from evidence_tables import Rows, markdown
-from programme_runs import LEARNED, Line, lines, steps_to
+from json_lines import Line
+from programme_runs import LEARNED, lines, steps_to
 
 from antiphase.errors import InputError
 from antiphase.uncertainty.blocks import Blocks

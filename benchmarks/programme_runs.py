@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,15 +23,17 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import json_lines
 import yaml
 from evidence import block_losses
+from json_lines import Line
 from rich.console import Console
 
 from antiphase.config import RunSettings, arm_run, load_preset
 from antiphase.data.workers import cores
 from antiphase.errors import DivergedError, InputError, Interrupted
 from antiphase.execution.local import LocalPool
-from antiphase.records import Record, finite
+from antiphase.records import Record
 from antiphase.studies.jobs import Job, run_jobs
 from antiphase.studies.runs import RunResult, run_of
 from antiphase.studies.training_run import train_run
@@ -43,7 +44,6 @@ WORK = Path("runs/programme")
 LEARNED = 0.5
 """First-query accuracy at which a run counts as having learned to retrieve."""
 ENVIRONMENT = ("revision", "processor", "torch")
-Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,8 @@ def studies() -> dict[str, Any]:
 
 
 def lines(name: str) -> list[Line]:
-    """The finished runs of a study. A line that a kill cut off has no end and is left out."""
-    path = RECORDS / f"{name}.jsonl"
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text("utf-8").splitlines(keepends=True) if line.endswith("\n")]
+    """The finished runs of a study."""
+    return json_lines.lines(RECORDS / f"{name}.jsonl")
 
 
 def runs_of(name: str, known: Mapping[str, Any]) -> Iterator[Run]:
@@ -196,18 +193,6 @@ def by_document(place: Path, settings: RunSettings, record: Record) -> dict[str,
     return None if losses is None else {document: round(fmean(blocks), 5) for document, blocks in losses.items()}
 
 
-def append(name: str, line: Line) -> None:
-    """Add a line to a study's file; a part of a line that a kill left is removed first."""
-    path = RECORDS / f"{name}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
-        file.write((json.dumps(finite(line), ensure_ascii=False, allow_nan=False) + "\n").encode())
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def main() -> None:
     """Train the remaining runs, until ``--minutes`` are over."""
     global RECORDS
@@ -246,7 +231,7 @@ def main() -> None:
                 for run in some:
                     line = execute(run, settings[run], chooses="chosen_by" in known[name])
                     line["revision"] = given.revision or line["revision"]
-                    append(name, line)
+                    json_lines.append(RECORDS / f"{name}.jsonl", line)
                     console.print(f"{name}/{run.name}: {line['seconds']} s, 50 % after {steps_to(line, LEARNED)} steps")
         except Interrupted:
             console.print("stopped; the same command continues from the checkpoint")

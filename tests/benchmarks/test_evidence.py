@@ -26,6 +26,7 @@ def script(name):
     return module
 
 
+script("json_lines")
 evidence, effects = script("evidence"), script("evidence_effects")
 tables = script("evidence_tables")
 FACTORS = {"attention": ["softmax", "V1"], "norm": ["with", "without"], "start": ["a", "b"]}
@@ -50,7 +51,7 @@ def test_every_study_is_whole_and_its_runs_have_names_of_their_own():
     for name, study in evidence.studies().items():
         runs = list(evidence.runs_of(name, study))
         waits = bool(evidence.missing(evidence.sources_of(study)))
-        assert len({run.record for run in runs}) == len(runs) == (0 if waits else evidence.count(study))
+        assert len({run.name for run in runs}) == len(runs) == (0 if waits else evidence.count(study))
         assert set(study) <= {"question", "base", "settings", "seeds", "factors", "chosen_from", "common_from"}
         for run in runs:
             settings = run.settings(["books"], ["held-out"])
@@ -75,7 +76,7 @@ def test_a_run_with_the_settings_of_another_is_not_trained_again(tmp_path, monke
     monkeypatch.setattr(evidence, "_trained", lambda run, settings: pytest.fail("trained"))
     same, other = evidence.runs_of("two", {**study, "factors": {"arm": {"x": {"training.learning_rate": 1e-3}}}})
     evidence.execute(same, same.settings([], []))
-    record = json.loads(same.record.read_text())
+    record = same.record
     assert (record["study"], record["levels"], record["values"]) == ("two", {"arm": "x"}, kept["values"])
     assert evidence.reusable(other.settings([], [])) is None
 
@@ -84,9 +85,8 @@ def test_a_run_that_is_measured_otherwise_is_trained_again(tmp_path, monkeypatch
     """Its held-out loss is of other text."""
     monkeypatch.setattr(evidence, "RECORDS", tmp_path)
     settings = evidence.Run("one", {}, {}, 0, "demo").settings([], [])
-    (tmp_path / "one").mkdir()
     kept = {"settings": evidence.finite(evidence.asdict(settings))}
-    (tmp_path / "one" / "x.json").write_text(json.dumps(kept))
+    (tmp_path / "one.jsonl").write_text(json.dumps(kept) + "\n")
     for change, found in (
         ({}, kept),
         ({"evaluation.samples": 7}, kept),
@@ -138,8 +138,10 @@ def test_each_arm_gets_the_start_and_rate_of_its_lowest_loss_and_all_those_of_th
     }  # fmt: skip
 
     def write(run, loss):
-        run.record.parent.mkdir(exist_ok=True)
-        run.record.write_text(json.dumps({"values": {"final": {"loss": loss}}}))
+        path = tmp_path / f"{run.study}.jsonl"
+        others = [line for line in evidence.lines(path) if line["run"] != run.name]
+        own = {"run": run.name, "values": {"final": {"loss": loss}}}
+        path.write_text("".join(json.dumps(line) + "\n" for line in [*others, own]))
 
     for run in grid[1:]:
         write(run, losses.get(tuple(run.levels.values()), 3.0))
