@@ -197,6 +197,22 @@ def _configurations(config: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
             yield from _configurations(part)
 
 
+@contextmanager
+def unchanged(model: PreTrainedModel) -> Iterator[None]:
+    """Let the model compute its own attention within the block, unobserved, whatever blocks are around it."""
+    found, function = list[_Progress](), ALL_ATTENTION_FUNCTIONS.get(model.config._attn_implementation)
+    while isinstance(function, _Reader):
+        found, function = [*found, function.passes.here], function.function
+    before = [one.is_paused for one in found]
+    for one in found:
+        one.is_paused = True
+    try:
+        yield
+    finally:
+        for one, was in zip(found, before, strict=True):
+            one.is_paused = was
+
+
 def _function_of(model: PreTrainedModel, implementation: str) -> AttentionFunction:
     """The function that the model calls under ``implementation``; ``eager`` is defined in the model's own module."""
     if any(is_differential(layer) for layer in model.modules()):
@@ -247,6 +263,8 @@ class _Progress(threading.local):
     now: ForwardPass | None = None
     calls = 0
     """Number of attention calls so far."""
+    is_paused = False
+    """Whether the model computes its own attention for the moment."""
 
 
 class _Passes:
@@ -273,6 +291,8 @@ class _Passes:
 
     @torch.compiler.disable
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.here.is_paused:
+            return
         bound = self.signatures[module].bind_partial(*args, **kwargs).arguments
         given = {} if self.anything else {**bound, **bound.get("kwargs", {})}
         self.here.now = begin_pass(given, self.number, self.state)
@@ -338,6 +358,8 @@ class _Reader:
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
+        if self.passes.here.is_paused:
+            return self.function(module, query, key, value, attention_mask, **kwargs)
         call, heads, weights = self._handled(module, query, key, value, attention_mask, kwargs)
         return call.finish(heads).contiguous(), weights  # some layers call view on it, as on transformers' own
 

@@ -35,6 +35,12 @@ def shared_beginning(prompts: Sequence[Sequence[int]]) -> int:
     return max(0, shortest)
 
 
+def longest_text(prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]]) -> int:
+    """Tokens of the longest prompt with one of its options."""
+    pairs = zip(prompts, options, strict=True)
+    return max((len(prompt) + max(map(len, listed), default=0) for prompt, listed in pairs), default=0)
+
+
 def is_calibrated(model: PreTrainedModel) -> bool:
     """Whether a block replaces the model's attention at the moment, for example to calibrate it."""
     name: str | None = model.config._attn_implementation
@@ -70,18 +76,36 @@ def is_read_in_parts(model: PreTrainedModel) -> bool:
     return not (carries_state(model) or is_calibrated(model) or depends_on_length(model)) and continues(model)
 
 
-def reads_prompt_first(model: PreTrainedModel) -> bool:
+def reads_prompt_first(model: PreTrainedModel, longest: int) -> bool:
     """Whether a prompt goes through the model before its answers; otherwise each answer is read together with it.
 
     Calibrated attention always does so, because the sinks are those of the prompt.
 
+    Args:
+        longest: tokens of the longest prompt with its answer.
+
     Raises:
-        ValueError: the model is calibrated and carries a state.
+        ValueError: the model is calibrated, and reads something else in parts than in one piece.
     """
-    if is_calibrated(model):
-        check_no_state(model)
-        return True
-    return is_read_in_parts(model)
+    if not is_calibrated(model):
+        return is_read_in_parts(model)
+    check_no_state(model)
+    kind, config = model.config.model_type, model.config.get_text_config()
+    if not continues(model):
+        raise ValueError(
+            f"models of type {kind} compute something else from a cache, so calibrated attention cannot read a prompt "
+            "before its answers; the model as it is can be measured"
+        )
+    found: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    ends = [one.get("original_max_position_embeddings") for one in (found, *found.values()) if isinstance(one, dict)]
+    ends.append(getattr(config, "max_position_embeddings", None))
+    most = min((end for end in ends if end), default=0)
+    if depends_on_length(model) and longest > most:
+        raise ValueError(
+            f"positions of this {kind} model depend on the length beyond {most} tokens, so calibrated attention cannot "
+            f"read a prompt before its answers; give prompts and answers of at most {most} tokens"
+        )
+    return True
 
 
 def is_padded(model: PreTrainedModel) -> bool:

@@ -17,6 +17,7 @@ from antiphase.scoring.beginnings import (
     batches,
     counts_padding,
     is_read_in_parts,
+    longest_text,
     reads_prompt_first,
     shared_beginning,
 )
@@ -54,10 +55,10 @@ def choose_options(
         0-based index of the chosen option for each prompt; -1 if logits are NaN.
 
     Raises:
-        ValueError: the model is calibrated and carries a state, or sees later tokens.
+        ValueError: the model sees later tokens, or is calibrated and reads something else in parts.
     """
     check_causal(model, "choices between options")
-    if not reads_prompt_first(model):
+    if not reads_prompt_first(model, longest_text(prompts, options)):
         return _choose_whole(model, prompts, options)
     shared = shared_beginning(prompts) if is_read_in_parts(model) else 0
     if statistics.median(map(len, prompts)) - shared > max(shared, LONG_PROMPT):

@@ -14,7 +14,15 @@ from transformers import DynamicCache, GenerationConfig, LogitsProcessor, Logits
 
 from antiphase.errors import NonFiniteError
 from antiphase.ops.layer import cross_entropies
-from antiphase.scoring.beginnings import alike, batches, forget_length, is_read_in_parts, reads_prompt_first
+from antiphase.scoring.beginnings import (
+    alike,
+    batches,
+    forget_length,
+    is_calibrated,
+    is_read_in_parts,
+    longest_text,
+    reads_prompt_first,
+)
 from antiphase.scoring.division import Divide, alone
 from antiphase.scoring.padding import padded, padding
 from antiphase.scoring.probes import check_causal, generates
@@ -188,10 +196,10 @@ def score_options(
             its sinks, since later tokens would then affect earlier ones.
 
     Raises:
-        ValueError: the model is calibrated and carries a state, or sees later tokens.
+        ValueError: the model sees later tokens, or is calibrated and reads something else in parts.
     """
     check_causal(model, "log-likelihoods of options")
-    if not reads_prompt_first(model):
+    if not reads_prompt_first(model, longest_text(prompts, options)):
         return _score_whole(model, prompts, options)
     shared = shared if is_read_in_parts(model) else 0
     cache: DynamicCache | None = None
@@ -360,13 +368,18 @@ def generated_tokens(
 
     Raises:
         NonFiniteError: a step's logits are not finite.
-        ValueError: the model sees later tokens.
+        ValueError: the model sees later tokens, or is calibrated and generates something else with a cache.
     """
     check_causal(model, "greedy answers")
+    write = _generated if generates(model) else _written_whole
+    if write is _written_whole and is_calibrated(model):
+        raise ValueError(
+            f"models of type {model.config.model_type} generate something else with a cache, so calibrated attention "
+            "cannot continue texts; the model as it is can be measured"
+        )
     found: list[list[int]] = [[]] * len(prompts)
     ends = model.generation_config.eos_token_id
     ends = set(stop) | set(ends if isinstance(ends, list) else [] if ends is None else [ends])
-    write = _generated if generates(model) else _written_whole
     for rows in batches(model, prompts, TOKENS_AT_ONCE):
         written, finite = write(model, [prompts[row] for row in rows], longest, sorted(ends))
         for row, tokens, is_finite in zip(rows, written, finite, strict=True):

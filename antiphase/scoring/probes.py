@@ -1,7 +1,7 @@
 """What a model makes of a few tokens: whether padding, a cache, generation and later tokens change what it computes.
 
 A model that a question is asked of answers it once. One that padding, a cache or generation change is still measured,
-in a slower way; one that later tokens change is refused.
+in a slower way; one that later tokens change is refused. Asked of its own attention, whatever a block changes in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from antiphase.interface import REPLACEMENT_PREFIX
+from antiphase.instrumentation.hooks import unchanged
 from antiphase.scoring.lengths import context_length
 from antiphase.scoring.padding import padded, padding
 
@@ -55,7 +55,7 @@ def continues(model: PreTrainedModel) -> bool:
     """Whether texts that are read in parts, and change places in between, get the logits of texts read at once.
 
     One of them is padded if a batch may be (GIT takes padding, but not in a cache). No: also attention to a choice of
-    the tokens. Asked of unchanged attention only: calibration may depend on all queries of a part.
+    the tokens.
     """
 
     def ask(ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -77,12 +77,10 @@ def continues(model: PreTrainedModel) -> bool:
 
 
 def generates(model: PreTrainedModel) -> bool:
-    """Whether every step of greedy generation has the logits of the whole text; True if attention is changed.
+    """Whether every step of greedy generation has the logits of the whole text.
 
     Padding and a choice of the tokens are as for ``continues``.
     """
-    if model.config._attn_implementation.startswith(REPLACEMENT_PREFIX):
-        return True
 
     def ask(ids: Tensor) -> tuple[Tensor, Tensor]:
         prompts = _pair(model, ids[:, : (ids.shape[1] + 1) // 2])
@@ -107,7 +105,7 @@ def generates(model: PreTrainedModel) -> bool:
 
 
 def check_causal(model: PreTrainedModel, measured: str) -> None:
-    """Check that a model may be measured by what it predicts; calibrated attention is trusted.
+    """Check that a model may be measured by what it predicts.
 
     Args:
         measured: what would be measured, in the plural.
@@ -115,8 +113,7 @@ def check_causal(model: PreTrainedModel, measured: str) -> None:
     Raises:
         ValueError: the model sees the tokens that it should predict.
     """
-    is_changed = model.config._attn_implementation.startswith(REPLACEMENT_PREFIX)
-    if not is_changed and not is_causal(model):
+    if not is_causal(model):
         raise ValueError(
             f"{measured} of models of type {model.config.model_type} mean nothing, because their logits depend on the "
             "tokens that follow; choose a causal language model"
@@ -129,7 +126,7 @@ def is_causal(model: PreTrainedModel) -> bool:
     known = _answers.setdefault(model, {})
     if (asked := "is causal") not in known:
         ids = _tokens(model)[:, : SHORT + 1]
-        with _evaluating(model):
+        with _plain(model):
             both = _whole(model, torch.cat([ids, torch.cat([ids[:, :-1], ids[:, :1]], dim=1)]))[:, :-1].float()
         first, second = both[:, both.isfinite().all(0)]
         rounding = max(1e-4, 8 * torch.finfo(model.dtype).eps)  # rows of a batch may use different kernels
@@ -167,7 +164,7 @@ def _attends_to_all(model: PreTrainedModel) -> bool:
     if otherwise not in known:
         ids, sizes = _tokens(model), list[set[int]]()
         for length in (ids.shape[1], ids.shape[1] // 2):
-            with _evaluating(model), _Choices() as choices:
+            with _plain(model), _Choices() as choices:
                 _whole(model, ids[:, :length])
             sizes.append(choices.sizes)
         known[otherwise] = sizes[0] == sizes[1]
@@ -210,9 +207,10 @@ def _answer(model: PreTrainedModel, otherwise: str, ask: Callable[[Tensor], tupl
     if otherwise in known:
         return known[otherwise]
     ids = _tokens(model)
-    _whole(model, ids)  # a model that cannot read at all says so itself
+    with _plain(model):
+        _whole(model, ids)  # a model that cannot read at all says so itself
     try:
-        with _evaluating(model):
+        with _plain(model):
             one, other = (logits.float().log_softmax(-1) for logits in ask(ids))
     except torch.OutOfMemoryError:
         raise
@@ -234,13 +232,14 @@ def _answer(model: PreTrainedModel, otherwise: str, ask: Callable[[Tensor], tupl
 
 
 @contextmanager
-def _evaluating(model: PreTrainedModel) -> Iterator[None]:
-    """Turn dropout off within the block."""
+def _plain(model: PreTrainedModel) -> Iterator[None]:
+    """Turn dropout off within the block, and leave attention as the model computes it."""
     is_training = model.training
     if is_training:
         model.eval()
     try:
-        yield
+        with unchanged(model):
+            yield
     finally:
         if is_training:
             model.train()

@@ -30,5 +30,5 @@ def check_no_state(model: PreTrainedModel) -> None:
     if carries_state(model):
         raise ValueError(
             f"models of type {model.config.model_type} carry a state from token to token, so calibrated attention "
-            "cannot read a prompt before its answers"
+            "cannot read a prompt before its answers; the model as it is can be measured"
         )

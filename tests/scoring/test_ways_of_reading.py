@@ -59,6 +59,7 @@ WHOLE = {
         linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=8,
         shared_expert_intermediate_size=8),
     "layers of both": hf.FalconH1Config(**SIZES, mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8),
+    "moshi": config_of("causal", "moshi"),
     "git, whose mask has places for an image in a cache": config_of("causal", "git"),
     "prophetnet, several predictions per token": config_of("causal", "prophetnet"),
     "deepseek v3.2, the tokens that score highest": config_of("causal", "deepseek_v32"),
@@ -228,6 +229,40 @@ def test_a_model_without_logits_of_its_own_is_asked_again_when_it_has_learned(ti
     assert is_padded(model)
     head.weight.data.copy_(kept)
     assert not is_padded(model)
+
+
+OWN_ATTENTION = ("mamba2", "rwkv", "trocr", "roformer", "git", "prophetnet", "bert", "deepseek", "doge")
+"""How those begin whose attention no block can change."""
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "unknown"])
+@pytest.mark.parametrize("measured", ["options", "choices", "answers"])
+@pytest.mark.parametrize("kind", [kind for kind in CONFIGS if not kind.startswith(OWN_ATTENTION)])
+@torch.no_grad()
+def test_calibration_that_changes_nothing_measures_the_same_or_is_refused_by_name(kind, model, measured, is_known):
+    """Also where the model was never asked how it may be read before its attention was changed."""
+    model.generation_config.eos_token_id = None
+    measure = {
+        "options": lambda: torch.cat([one.log_likelihood for one in score_options(fresh, PROMPTS, OPTIONS)]),
+        "choices": lambda: torch.tensor(choose_options(fresh, PROMPTS, OPTIONS)),
+        "answers": lambda: torch.tensor(generated_tokens(fresh, PROMPTS, longest=6)),
+    }[measured]
+    fresh = copy.deepcopy(model)
+    expected = measure()
+    if not is_known:
+        fresh = copy.deepcopy(model)
+    layer = 0 if "encoder" in kind else 1
+    refused = {
+        "options": ("longrope", "dynamic", "bart with a small", "moshi", "layers of"),
+        "answers": ("longrope", "roberta", "bart with a small", "moshi"),
+    }
+    with calibrated(fresh, CalibrationPlan({layer: [0, 1]}, alpha=1e30)):
+        if kind.startswith(refused["answers" if measured == "answers" else "options"]):
+            with pytest.raises(ValueError, match=r"^(models of type|positions of this) \w+ .*; "):
+                measure()
+        else:
+            torch.testing.assert_close(measure(), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_calibrated_attention_is_read_as_before(tiny_model):
