@@ -121,6 +121,8 @@ def read_model(
         stored = weight_files(Path(name), name, flag)
         _check_size(auto, config, stored, f"{flag} {name}")
     options: dict[str, Any] = {"dtype": dtype or "auto", "device_map": device_map}
+    if "float64" in (dtype, str(config.dtype).removeprefix("torch.")):
+        options["experts_implementation"] = "eager"  # grouped products of experts have no float64
     if is_gguf(name):  # dequantized in float32: in another format transformers warns of what it does not do here
         options |= {"dtype": "float32", "config": config}
         _check_places(auto, config, name, flag)

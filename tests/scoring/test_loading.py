@@ -14,6 +14,8 @@ from transformers import (
     BertModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     RobertaModel,
     XLNetConfig,
     XLNetModel,
@@ -161,6 +163,22 @@ def test_other_types_of_weights_are_looked_through(damaged, dtype):
         tensors[LAYER][0, 0] = float("nan")
 
     assert damaged(change) == f"NaN or infinite weights in {LAYER}"
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_experts_compute_in_float64(tmp_path, is_stored):
+    torch.manual_seed(0)
+    model = MixtralForCausalLM(
+        MixtralConfig(vocab_size=280, hidden_size=32, intermediate_size=24, num_hidden_layers=1, num_attention_heads=4,
+                      num_key_value_heads=2, num_local_experts=2)
+    ).eval()  # fmt: skip
+    (model.double() if is_stored else model).save_pretrained(tmp_path)
+    train_tokenizer(["a word and another word, and a third one"] * 9, 280).save_pretrained(tmp_path)
+    found = load_model(str(tmp_path), dtype=None if is_stored else "float64").model
+    ids = torch.arange(3, 30)[None]
+    expected = model.float()(input_ids=ids).logits
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found(input_ids=ids).logits.float(), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_a_tied_head_is_not_missing(tmp_path, tiny_model):
