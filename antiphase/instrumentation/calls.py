@@ -155,7 +155,14 @@ class AttentionCall:
         Raises:
             ValueError: there is such an argument; the message names it.
         """
-        refuse_unknown(self.unread(*also_read), self.module)
+        config = getattr(self.module, "config", None)
+        kind = getattr(config, "model_type", "such a")
+        refuse_unknown(
+            self.unread(*also_read),
+            self.module,
+            what=f"measuring or changing attention of a {kind} model",
+            otherwise="antiphase look may show its maps, and antiphase evaluate measures the model as it is",
+        )
 
     def refuse_other_keys(self) -> None:
         """Refuse keys other than the queries' own tokens: another sequence's, or the compressed ones of DeepSeek V4.

@@ -95,7 +95,8 @@ def antiphase_attention(
             that ``cu_seq_lens_q`` names.
     """
     warn_of_weights(kwargs)
-    refuse_unknown(kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux}, module)
+    given = kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux}
+    refuse_unknown(given, module, otherwise='choose attn_implementation="eager"' if form_of(module) is None else LEAVE)
     mask, is_causal, sliding_window = visible_keys(module, attention_mask, query, key, sliding_window, is_causal)
     refuse_mixed_texts(kwargs, mask, query)
     if is_differential(module):
@@ -322,13 +323,18 @@ def unknown_arguments(kwargs: dict[str, Any]) -> list[str]:
     return sorted(name for name, value in kwargs.items() if name not in IGNORED and value is not None)
 
 
-def refuse_unknown(kwargs: dict[str, Any], layer: nn.Module) -> None:
-    """Refuse ``unknown_arguments`` by name instead of ignoring them."""
+LEAVE = "leave them out"
+
+
+def refuse_unknown(
+    kwargs: dict[str, Any], layer: nn.Module, *, what: str = "antiphase attention", otherwise: str = LEAVE
+) -> None:
+    """Refuse ``unknown_arguments`` by name instead of ignoring them; the message says ``what`` does, and what works."""
     unknown = unknown_arguments(kwargs)
     if unknown:
         known = {"softcap": "softcap (its attention logits are soft-capped)"}
         named = ", ".join(known.get(name, name) for name in unknown)
-        raise ValueError(f"antiphase attention does not support the arguments {named} of {type(layer).__name__}")
+        raise ValueError(f"{what} does not support the arguments {named} of {type(layer).__name__}; {otherwise}")
     if kwargs.get("dropout"):
         raise ValueError("antiphase attention has no dropout on its weights; set attention_dropout to 0")
 

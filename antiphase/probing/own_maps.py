@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from antiphase.errors import NonFiniteError
 from antiphase.instrumentation.calls import AttentionCall, Pairing
-from antiphase.layers.functions import AttentionFunction, refuse_unknown, softmax_weights, unknown_arguments
+from antiphase.layers.functions import AttentionFunction, softmax_weights, unknown_arguments
 from antiphase.layers.masks import HIDDEN, combine_mask
 from antiphase.ops.shapes import statistics_dtype
 
@@ -71,7 +71,7 @@ def own_maps(call: AttentionCall, heads: Tensor) -> Tensor:
         base = query.new_zeros(()) if bias is None else bias.to(query.dtype)
         mask = torch.where(visible, base, torch.finfo(base.dtype).min)
         eager = _eager_of(call.module)
-        refuse_unknown(call.unread("dropout", *inspect.signature(eager).parameters), call.module)
+        call.refuse_unread("dropout", *inspect.signature(eager).parameters)
         shown = eager(call.module, query, key, value, mask, **call.arguments)[1]
         if shown is None:
             raise ValueError(f"the eager attention function of {name} shows no weights")

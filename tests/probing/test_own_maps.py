@@ -188,7 +188,8 @@ def test_maps_that_do_not_lead_to_the_output_are_refused(monkeypatch):
 
 def test_keys_that_a_layer_chooses_for_eager_attention_only_are_not_forgotten():
     model = built(lambda: hf.AutoModelForCausalLM.from_config(config_of("causal", "deepseek_v32")), torch.float32)
-    with pytest.raises(ValueError, match="does not support the arguments indices of DeepseekV32Attention"):
+    said = "a deepseek_v32 model does not support the arguments indices of DeepseekV32Attention; antiphase look"
+    with pytest.raises(ValueError, match=said):
         attention_statistics(model, **inputs_of("deepseek_v32"))
 
 

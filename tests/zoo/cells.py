@@ -252,7 +252,9 @@ def names_of(of):
     modules = {
         type(module).__name__ for module in of.eager.modules() if not type(module).__module__.startswith("torch")
     }
-    names = sorted({of.name, of.eager.config.model_type, *modules}, key=len, reverse=True)
+    config = of.eager.config
+    kinds = {of.name, config.model_type, config.get_text_config(decoder=True).model_type}
+    names = sorted(kinds | modules, key=len, reverse=True)
     return re.compile(rf"(?<![\w-])({'|'.join(map(re.escape, names))})(?![\w-])")
 
 
