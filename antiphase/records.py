@@ -112,8 +112,11 @@ class Record:
         return save({key: numpy.asarray(array, order="C") for key, array in self.arrays.items()})
 
     @classmethod
-    def load(cls, path: str | Path) -> Record:
+    def load(cls, path: str | Path, *, is_resumed: bool = False) -> Record:
         """Read a record from its JSON file, or from the folder that holds ``record.json``.
+
+        Args:
+            is_resumed: whether the folder's work would end with this record, which must then say that it belongs there.
 
         Raises:
             InputError: the file is missing, is not a record, is damaged, was written by a newer version, or belongs to
@@ -136,6 +139,11 @@ class Record:
         if (checksum := tree.pop(CHECKSUM, None)) is not None and not _has_checksum(tree, checksum):
             raise InputError(
                 f"{path} was changed after it was written; restore it, or remove its last line, {CHECKSUM}"
+            )
+        if is_resumed and BELONGS not in tree:
+            raise InputError(
+                f"{path} does not say which work it belongs to, as records of earlier versions do not; remove it and "
+                "repeat the command with --resume"
             )
         _check_place(path, tree.get(BELONGS))
         known = {key: tree[key] for key in cls.__dataclass_fields__ if key in tree}

@@ -104,7 +104,8 @@ class Journal:
             if not isinstance(self.known[INPUTS], dict):
                 raise InputError(f"{self.path} does not say what was measured; restore it, or choose another folder")
             JOURNALED.check_same(output, self.known[INPUTS], finite(inputs()))
-            self.record = Record.load(output) if (output / "record.json").is_file() else None
+            is_finished = (output / "record.json").is_file()
+            self.record = Record.load(output, is_resumed=True) if is_finished else None
 
     def begin(self) -> None:
         """Store the inputs if they are not stored yet; must be called before measuring."""

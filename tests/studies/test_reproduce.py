@@ -13,6 +13,7 @@ from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.report.html import write_report
+from antiphase.settings import EvaluationSettings
 from antiphase.studies.claims import CLAIM_FILE
 from antiphase.studies.estimate.measure import sizes_of
 from antiphase.studies.reproduce import PARTS, ReproduceSettings, scales
@@ -20,7 +21,7 @@ from antiphase.studies.reproduce import parts as module
 from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY
 from antiphase.studies.reproduce.judging import judge
 from antiphase.studies.reproduce.measure import reproduce, scale_preset
-from antiphase.studies.reproduce.readings import Found, diverged
+from antiphase.studies.reproduce.readings import Found, diverged, run_part
 from antiphase.studies.reproduce.scales import SCALES, Scale, estimate
 
 SMALLEST = Scale(
@@ -306,3 +307,9 @@ def test_a_seed_with_a_diverged_model_is_not_measured_further():
     run = next(run for run in record.values["runs"] if (run["arm"], run["seed"]) == ("differential", record.seeds[1]))
     run["final"] = {"loss": None, "accuracy": None}
     assert diverged(record) == [record.seeds[1]]
+
+
+@pytest.mark.parametrize("run", [None, [1], {"evaluation": 5}, {"evaluation": {"curve_samples": "many"}}])
+def test_settings_in_the_record_of_a_comparison_are_checked(run):
+    with pytest.raises(InputError, match=r"^config\.run\.evaluation"):
+        run_part(Record(kind="compare", values={}, config={"run": run}), "evaluation", EvaluationSettings)

@@ -8,6 +8,7 @@ import pytest
 from antiphase.config import load_preset
 from antiphase.data.prepare import prepare
 from antiphase.errors import InputError
+from antiphase.folders.journal import Journal
 from antiphase.records import Record
 from antiphase.studies.training_run import curve_evaluations
 from antiphase.training.checkpoint import sealed
@@ -160,6 +161,12 @@ def test_the_record_of_another_measurement_is_refused(tmp_path):
     shutil.copy(folders[0] / "record.json", folders[1])
     with pytest.raises(InputError, match=r"the record of other work than journal\.jsonl beside it tells of"):
         Record.load(folders[1])
+    tree = json.loads((folders[0] / "record.json").read_text())
+    del tree["sha256"], tree["belongs_to"]  # as a record of an earlier version, which may be any work's
+    (folders[1] / "record.json").write_text(json.dumps(tree))
+    assert Record.load(folders[1]).values == {"loss": 0}
+    with pytest.raises(InputError, match=r"does not say which work it belongs to, .* remove it and repeat"):
+        Journal(folders[1], lambda: {"--seed": 1})
     (folders[0] / "request.json").write_text("{}")
     with pytest.raises(InputError, match=r"than request\.json"):
         Record.load(folders[0])

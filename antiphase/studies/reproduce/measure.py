@@ -23,6 +23,7 @@ from antiphase.folders.ownership import make_folder, only_one
 from antiphase.folders.work import BROUGHT_BACK, Resumable
 from antiphase.reading.files import read_json
 from antiphase.records import Record, finite, write_atomically
+from antiphase.settings import DataSettings
 from antiphase.studies.claims import CLAIM_FILE, Claim, Registration, register, registered
 from antiphase.studies.compare import Comparison
 from antiphase.studies.estimate import EstimateSettings
@@ -42,7 +43,7 @@ from antiphase.studies.reproduce import (
 from antiphase.studies.reproduce.claims import CLAIMS, PRIMARY, UNJUDGED
 from antiphase.studies.reproduce.judging import judge_all
 from antiphase.studies.reproduce.parts import Work, check_own
-from antiphase.studies.reproduce.readings import ARM, ARMS, BASELINE, Found
+from antiphase.studies.reproduce.readings import ARM, ARMS, BASELINE, Found, run_part
 from antiphase.studies.reproduce.scales import SCALES, estimate
 
 REQUEST = "reproduce.json"
@@ -221,9 +222,9 @@ def _content(settings: ReproduceSettings, preset: Preset) -> dict[str, str]:
 
 def _trained(record: Record) -> Models:
     """The models of a comparison."""
-    runs, run = Comparison.of(record).runs, record.config["run"]
+    runs, length = Comparison.of(record).runs, run_part(record, "data", DataSettings).sequence_length
     parameters = {arm: next(one.parameters for one in runs if one.arm == arm) for arm in ARMS}
-    return Models(parameters, run["data"]["sequence_length"], runs[0].tokens, run["description"])
+    return Models(parameters, length, runs[0].tokens, str(record.config["run"].get("description", "")))
 
 
 def _equal_loss(records: Sequence[Record]) -> list[NeededForLoss]:

@@ -22,14 +22,17 @@ from antiphase.evaluations.quantization import Quantization
 from antiphase.evaluations.result import Result
 from antiphase.evaluations.retrieval_results import Accuracy, CellScore, MapAllocation
 from antiphase.records import Record
+from antiphase.settings import EvaluationSettings
 from antiphase.studies.compare import Comparison
 from antiphase.studies.metrics import CEILING, FLOOR_MARGIN
+from antiphase.typed import build
 from antiphase.uncertainty.intervals import wilson_interval
 
 BASELINE, ARM = ARMS = ("softmax", "differential")
 Series = dict[str, list[float | None]]
 """Arm to one value for each seed."""
 R = TypeVar("R", bound=Result)
+Part = TypeVar("Part")
 Value = TypeVar("Value")
 Row = TypeVar("Row", Accuracy, CellScore, MapAllocation)
 
@@ -81,7 +84,7 @@ class Found:
             {
                 "compare": Comparison.of(record),
                 "seeds": record.seeds,
-                "curve_samples": record.config["run"]["evaluation"]["curve_samples"],
+                "curve_samples": run_part(record, "evaluation", EvaluationSettings).curve_samples,
             }
             if (record := next(iter(records.get("compare", ())), None))
             else {}
@@ -101,6 +104,16 @@ class Found:
     def has(self, part: str) -> bool:
         """Whether a part was measured."""
         return bool(getattr(self, part.replace("-", "_")))
+
+
+def run_part(record: Record, name: str, kind: type[Part]) -> Part:
+    """A section of the settings that all runs of a comparison share, as its record has it.
+
+    Raises:
+        InputError: the record holds something else.
+    """
+    run = record.config.get("run")
+    return build(kind, run.get(name) if isinstance(run, dict) else None, f"config.run.{name}", strict=False)
 
 
 class Floor(NamedTuple):
