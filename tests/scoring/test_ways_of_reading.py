@@ -168,6 +168,20 @@ def test_losses_by_position(model, fresh):
         torch.testing.assert_close(losses, expected.float(), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_lengths_beyond_those_that_a_model_is_asked_about_count(kind):
+    """Positions change only after more tokens than the model is asked to read."""
+    end = probes.TOKENS + 8
+    rope = {"longrope": LONGROPE, "dynamic": DYNAMIC}[kind]
+    config = hf.Phi3Config(**SIZES, max_position_embeddings=64, original_max_position_embeddings=end,
+                           rope_parameters=rope) if kind == "longrope" else hf.LlamaConfig(
+                           **SIZES, max_position_embeddings=end, rope_parameters=rope)  # fmt: skip
+    model = randomize(hf.AutoModelForCausalLM.from_config(config), 0.2)
+    text = torch.randint(3, 61, (1, end + 12), generator=torch.Generator().manual_seed(1))
+    expected = -logs_of(model, text[0].tolist())[:-1].gather(1, text[0, 1:, None])[:, 0]
+    torch.testing.assert_close(losses_by_position(model, text, chunk=8)[0], expected.float(), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("chunk", [4096, 5])
 def test_answers(kind, model, fresh, chunk, monkeypatch):
     monkeypatch.setattr(likelihood, "CHUNK", chunk)
