@@ -80,7 +80,7 @@ class Found:
             listed = records.get(part, ())
             return [OfModel(one.values["arm"], one.values["seed"], kind.of(one)) for one in listed]
 
-        own = (
+        own: dict[str, Any] = (
             {
                 "compare": Comparison.of(record),
                 "seeds": record.seeds,
