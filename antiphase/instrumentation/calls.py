@@ -161,7 +161,7 @@ class AttentionCall:
             self.unread(*also_read),
             self.module,
             what=f"measuring or changing attention of a {kind} model",
-            otherwise="antiphase look may show its maps, and antiphase evaluate measures the model as it is",
+            otherwise="antiphase evaluate measures the model as it is",
         )
 
     def refuse_other_keys(self) -> None:
@@ -174,7 +174,7 @@ class AttentionCall:
         if keys != queries:
             raise ValueError(
                 f"{type(self.module).__name__} attends to {keys} keys with {queries} queries; keys that are not the "
-                "text's own tokens are not measured"
+                "text's own tokens are not measured; antiphase evaluate measures the model as it is"
             )
 
     # ------------------------------------------------------------------------------------------ visibility

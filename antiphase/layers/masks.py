@@ -92,7 +92,8 @@ def boolean_mask(mask: Tensor | BlockMask, layer: nn.Module | None = None) -> Te
     if not torch.compiler.is_compiling() and not bool((visible | (mask <= HIDDEN)).all()):
         whose = "" if layer is None else f" of {type(layer).__name__}"
         raise ValueError(
-            f"the attention_mask{whose} holds values other than 0 and very low ones; additive biases are not supported"
+            f"the attention_mask{whose} holds values other than 0 and very low ones; additive biases are not "
+            'supported: choose attn_implementation="eager"'
         )
     return visible
 

@@ -162,7 +162,8 @@ def check_mask(attn_mask: Tensor, query: Tensor, shapes: Shapes) -> Tensor:
     """
     if attn_mask.dtype != torch.bool:
         raise ValueError(
-            f"attn_mask must be boolean (True = may attend), got {attn_mask.dtype}; additive biases are not supported"
+            f"attn_mask must be boolean (True = may attend), got {attn_mask.dtype}; additive biases are not supported, "
+            "give mask == 0 for a mask of 0 and very low values"
         )
     if attn_mask.device != query.device:
         raise ValueError(f"attn_mask must be on query's device {query.device}, got {attn_mask.device}")
