@@ -58,7 +58,7 @@ PAGES = (
             "results",
             "reproduction",
             "line",
-            "why",
+            "studies",
             "pairs",
             "real-model",
             "reliability",
