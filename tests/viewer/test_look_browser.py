@@ -379,3 +379,46 @@ def test_a_page_of_full_size_loads(show, look_record):
     layer = layers_of(record)[11]
     numpy.testing.assert_allclose(numpy.nan_to_num(drawn(page)), layer.weights[7], atol=1e-6)
     assert page.locator("#heads .heatmaplayer").count() >= 12
+
+
+def test_no_control_names_a_server_and_none_sends_the_chart(show, look_record):
+    """plotly.js 7.1 has a button by default that uploads the chart."""
+    page = show(look_record())
+    plots = page.evaluate(
+        "Array.from(document.querySelectorAll('.js-plotly-plot'), (plot) => { "
+        "const bar = plot._fullLayout._modeBar; "
+        "return [plot.id, bar ? bar.buttons.flat().map((one) => one.name) : [], plot._context.plotlyServerURL] })"
+    )
+    assert {"map", "overview", "heads", "masks", "positions"} == {plot for plot, _, _ in plots}
+    for plot, names, server in plots:
+        assert set(names) <= {"zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"}, plot
+        assert server == "", plot
+    said = page.evaluate(
+        "Array.from(document.querySelectorAll('a, button, [data-title], [title], [aria-label]'), (one) => "
+        "[one.textContent, one.dataset.title, one.getAttribute('title'), one.getAttribute('aria-label'), one.href])"
+    )
+    for texts in said:
+        assert not re.search(r"https?:|cloud|server|share|upload", " ".join(filter(None, texts)), re.IGNORECASE), texts
+
+
+@pytest.mark.parametrize("way", ["desktop", "dark phone"])
+def test_a_map_is_saved_as_svg_and_png(show, look_record, way):
+    page = show(look_record(), **WAYS[way])
+    page.select_option("#layer", "1")
+    page.select_option("#head", "2")
+    box = page.locator("#map").bounding_box()
+    for kind in ("svg", "png"):
+        with page.expect_download() as started:
+            page.click(f"button[data-plot=map][data-format={kind}]")
+        assert started.value.suggested_filename == f"attention-map-layer1-head2.{kind}"
+        content = started.value.path().read_bytes()
+        if kind == "png":
+            width, height = (int.from_bytes(content[at : at + 4]) for at in (16, 20))
+            assert content.startswith(b"\x89PNG")
+            assert (width, height) == (2 * round(box["width"]), 2 * round(box["height"]))
+            continue
+        svg = content.decode()
+        assert "data:image/png;base64," in svg, "the cells"
+        assert "dog" in svg, "the tokens on the axes"
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert f"fill: {ground}; fill-opacity: 1" in svg.partition("/>")[0], "light labels need the page's dark sheet"

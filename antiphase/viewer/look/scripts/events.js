@@ -6,6 +6,7 @@ function listen() {
   for (const input of document.querySelectorAll("input[name=side]")) input.addEventListener("change", () => choose({ side: input.value }));
   for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
   $("measure").addEventListener("change", drawOverview);
+  for (const button of document.querySelectorAll("button[data-plot]")) button.addEventListener("click", () => save(button.dataset.plot, button.dataset.format));
 
   for (const id of ["queries", "keys"]) {
     const field = id === "queries" ? "query" : "key";
@@ -58,6 +59,17 @@ function listen() {
     clearTimeout(pending);
     pending = setTimeout(drawAll, 150);
   });
+}
+
+// A plot as a file, on the page's background; a PNG has two pixels for one on the screen.
+function save(id, format) {
+  const { data, layout } = $(id);
+  const width = layout.width ?? $(id).clientWidth;
+  const place = { map: `-layer${state.layer}-head${state.head}`, heads: `-layer${state.layer}` }[id] ?? "";
+  Plotly.downloadImage(
+    { data, layout: { ...layout, width, paper_bgcolor: style("--page") } },
+    { format, width, height: layout.height, scale: format === "png" ? 2 : 1, filename: `attention-${id}${place}` },
+  );
 }
 
 // Scroll within the box, without moving the page.

@@ -37,6 +37,8 @@ function layoutOf(more) {
   };
 }
 
-const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["toImage", "select2d", "lasso2d"] };
+// The buttons are named one by one, because a release of plotly added one that uploads the chart.
+const BUTTONS = [["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
+const CONFIG = { responsive: true, displaylogo: false, plotlyServerURL: "", modeBarButtons: BUTTONS };
 const configOf = () => ({ ...CONFIG, displayModeBar: coarse.matches ? false : "hover" });
 const draw = (id, traces, layout) => Plotly.react($(id), traces, layoutOf(layout), configOf());
