@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from antiphase.calibration.plan import CalibrationPlan as CalibrationPlan
     from antiphase.calibration.search import search_calibration as search_calibration
     from antiphase.layers.drop_in import DifferentialAttention as DifferentialAttention
+    from antiphase.layers.drop_in import DifferentialAttentionV2 as DifferentialAttentionV2
     from antiphase.models.configuration import AntiphaseConfig as AntiphaseConfig
     from antiphase.models.differential_configs import differential_config as differential_config
     from antiphase.models.transformer import AntiphaseForCausalLM as AntiphaseForCausalLM
@@ -46,6 +47,7 @@ _HOME = {
     "SequenceToSequenceConfig": "antiphase.baselines.models.configs",
     "set_word_vectors": "antiphase.baselines.models.word_vectors",
     "DifferentialAttention": "antiphase.layers.drop_in",
+    "DifferentialAttentionV2": "antiphase.layers.drop_in",
     "differential_config": "antiphase.models.differential_configs",
     "attention_statistics": "antiphase.probing.statistics",
     "AttentionStatistics": "antiphase.probing.statistics",

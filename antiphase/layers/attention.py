@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, ClassVar, Protocol, TypedDict
+from typing import Any, ClassVar, Protocol, Required, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,17 @@ def check_counts(given: Mapping[str, Any], names: Iterable[str], *, optional: It
             raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
+def given_depth(layer_idx: int | None) -> int:
+    """
+    Raises:
+        TypeError: it is None. A default would give every layer of a model the λ and the part of a cache of one depth.
+    """
+    if layer_idx is None:
+        raise TypeError("layer_idx is missing: give each layer its depth in the model, layer_idx=0 in the first, 1 in "
+                        "the second and so on")  # fmt: skip
+    return layer_idx
+
+
 class KeyValueCache(Protocol):
     """Keys and values of earlier calls, with the interface of transformers' caches."""
 
@@ -47,7 +58,7 @@ class CommonArguments(TypedDict, total=False):
     num_key_value_heads: int | None
     head_dim: int | None
     context_size: int | None
-    layer_idx: int
+    layer_idx: Required[int]
     is_causal: bool
     bias: bool
     output_bias: bool | None
@@ -69,8 +80,9 @@ class AttentionLayer(nn.Module):
         num_key_value_heads: number of key maps; None means the default of the kind of attention.
         head_dim: d; None means ``hidden_size / num_attention_heads``.
         context_size: width of another sequence to attend to; None means ``hidden_size``.
-        layer_idx: 0-based depth of the layer and its index in a cache.
-        is_causal: a query sees its own position and those before it; the last query is aligned with the last key.
+        layer_idx: 0-based depth of the layer, which sets λinit of V1, and its index in a cache. It must be given.
+        is_causal: a query sees its own position and those before it; the last query is aligned with the last key. An
+            encoder and a layer that attends to a context need False.
         bias: whether the projections have biases.
         output_bias: whether the output projection has one; None means as the others.
         qk_norm_eps: ε of an RMSNorm of each query and each key before they are rotated, whose weights all maps of the
@@ -82,6 +94,7 @@ class AttentionLayer(nn.Module):
         head_norm_init: initial weight of that norm.
 
     Raises:
+        TypeError: ``layer_idx`` is missing.
         InputError: an argument has a wrong value; the message names it.
     """
 
@@ -101,10 +114,10 @@ class AttentionLayer(nn.Module):
         *,
         queries: int,
         outputs: int,
+        layer_idx: int,
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
         context_size: int | None = None,
-        layer_idx: int = 0,
         is_causal: bool = True,
         bias: bool = False,
         output_bias: bool | None = None,
@@ -165,6 +178,7 @@ class AttentionLayer(nn.Module):
     @classmethod
     def checked(cls, **given: Any) -> CommonArguments:
         """The arguments common to all layers, after all checks, with the number of key maps filled in."""
+        given_depth(given.get("layer_idx"))
         common = {name: value for name, value in given.items() if name in CommonArguments.__annotations__}
         if given.get("num_key_value_heads") is None:
             common["num_key_value_heads"] = given["num_key_value_heads"] = cls.default_key_value_heads(given)
@@ -246,7 +260,8 @@ class AttentionLayer(nn.Module):
                 which ``hidden_states`` and ``position_embeddings`` hold this one's tokens and the mask holds all.
 
         Raises:
-            ValueError: both a cache and a context are given, or the attention function does not fit this layer's form.
+            ValueError: both a cache and a context are given, a causal layer gets a context, or the attention function
+                does not fit this layer's form.
         """
         tokens = hidden_states.shape[:-1]
         query = self._queries(hidden_states)  # (B, maps, N, d)
@@ -319,6 +334,11 @@ class AttentionLayer(nn.Module):
         """Keys and values (B, key maps, M, d) of another sequence."""
         if cache is not None:
             raise ValueError("past_key_values cannot be combined with a context, which is the same at every step")
+        if self.is_causal:
+            raise ValueError(
+                "a causal layer cannot attend to a context, whose tokens do not follow its own; make it with "
+                "is_causal=False"
+            )
         return self._keys(context), self._maps(self.v_proj(context))
 
     def _extra(self, hidden_states: Tensor) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Dtypes of queries, keys and values."""
 IGNORED_TARGET = -100
 """Target of a position that has no loss, as in PyTorch."""
 
@@ -74,8 +76,8 @@ def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> Shapes:
             raise ValueError(
                 f"{name} must have 4 dimensions (batch, heads, length, width), got shape {tuple(tensor.shape)}"
             )
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} must be a floating-point tensor, got {tensor.dtype}")
+        if tensor.dtype not in DTYPES:
+            raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {tensor.dtype}")
     check_alike(query, key, value)
     batch, maps, queries, width = query.shape
     value_heads, keys, value_width = value.shape[1:]

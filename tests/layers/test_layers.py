@@ -42,7 +42,7 @@ every_variant = pytest.mark.parametrize("name", VARIANTS)
 def build(name, **more):
     """A layer in float64 with random values of every parameter."""
     kind, fields = VARIANTS[name]
-    layer = LAYERS[kind](HIDDEN, MAPS, head_dim=WIDTH, **{**fields, **more}).double()
+    layer = LAYERS[kind](HIDDEN, MAPS, head_dim=WIDTH, **{"layer_idx": 0, **fields, **more}).double()
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -63,7 +63,7 @@ def maps_of(projection, x):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 def test_softmax_attention_is_multihead_attention_in_output_and_every_gradient(causal, bias):
-    layer = SoftmaxAttention(HIDDEN, MAPS, is_causal=causal, bias=bias).double()
+    layer = SoftmaxAttention(HIDDEN, MAPS, layer_idx=0, is_causal=causal, bias=bias).double()
     theirs = nn.MultiheadAttention(HIDDEN, MAPS, bias=bias, batch_first=True).double()
     projections = (layer.q_proj, layer.k_proj, layer.v_proj)
     with torch.no_grad():
@@ -199,11 +199,11 @@ def test_keys_may_come_from_another_sequence_of_another_width(name):
 
 
 def test_a_fresh_layer_has_drawn_its_lambda_unless_it_shall_not():
-    layer = DifferentialAttentionV1(256, 2)
+    layer = DifferentialAttentionV1(256, 2, layer_idx=0)
     assert torch.cat([layer.lambda_q1, layer.lambda_k2]).std().item() == pytest.approx(0.1, rel=0.2)
-    assert not DifferentialAttentionV1(16, 2, initialize=False).lambda_q1.any()
+    assert not DifferentialAttentionV1(16, 2, layer_idx=0, initialize=False).lambda_q1.any()
     assert torch.equal(
-        SoftmaxAttention(16, 2, head_norm=True, head_norm_init=0.3).head_norm.weight, torch.full([8], 0.3)
+        SoftmaxAttention(16, 2, layer_idx=0, head_norm=True, head_norm_init=0.3).head_norm.weight, torch.full([8], 0.3)
     )
 
 
@@ -219,7 +219,7 @@ def test_a_fresh_layer_has_drawn_its_lambda_unless_it_shall_not():
 ])  # fmt: skip
 def test_arguments_that_do_not_fit_are_named(kind, arguments, said):
     with pytest.raises(InputError, match=said):
-        kind(**{"hidden_size": HIDDEN, "num_attention_heads": MAPS, **arguments})
+        kind(**{"hidden_size": HIDDEN, "num_attention_heads": MAPS, "layer_idx": 0, **arguments})
 
 
 ALONE = """
@@ -234,8 +234,8 @@ from antiphase.layers.registry import LAYERS
 class Block(nn.Module):
     def __init__(self, kind):
         super().__init__()
-        self.embed, self.attend, self.head = nn.Embedding(7, 16), LAYERS[kind](16, 4), nn.Linear(16, 7)
-        self.look = DifferentialAttention(16, 4, is_causal=True)
+        self.embed, self.attend, self.head = nn.Embedding(7, 16), LAYERS[kind](16, 4, layer_idx=0), nn.Linear(16, 7)
+        self.look = DifferentialAttention(16, 4, layer_idx=1)
 
     def forward(self, ids):
         x = self.embed(ids)

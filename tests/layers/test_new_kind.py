@@ -164,6 +164,6 @@ def test_a_function_that_would_drop_what_a_layer_needs_is_refused(tiny_config):
         portable_parts.chosen_implementation(config, "sdpa")
     assert portable_parts.chosen_implementation(config, None) == "eager"
     with pytest.raises(InputError, match="attention_type=sunk needs an attention function with a parameter s_aux"):
-        Sunk(48, 8, attention=deaf)
+        Sunk(48, 8, layer_idx=0, attention=deaf)
     assert tensor_plan(config) is None
     assert tensor_plan(tiny_config("softmax")) is not None

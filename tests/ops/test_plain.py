@@ -62,7 +62,7 @@ def test_a_compiled_layer_takes_a_decoding_step_in_one_graph(monkeypatch):
         return graph.forward
 
     with FakeTensorMode(), torch.device("cuda"), torch.no_grad():  # the tensors only have shapes
-        made = DifferentialAttentionV1(64, 8, attention=triton_attention)
+        made = DifferentialAttentionV1(64, 8, layer_idx=0, attention=triton_attention)
         query, key, hidden = torch.randn(2, 8, 1, 8), torch.randn(2, 8, 90, 8), torch.randn(2, 1, 64)
         found, _ = torch.compile(made._attend, backend=keep, fullgraph=True)(query, key, key, None, hidden)
     assert (found.shape, found.device.type) == ((2, 1, 4, 16), "cuda")

@@ -177,7 +177,7 @@ def test_the_operator_of_a_step_says_what_it_gives():
 
 def test_calls_that_the_step_does_not_take():
     """Gradients, autocast and weights in another dtype go through the separate operations."""
-    made = DifferentialAttentionV1(64, 8, attention=triton_attention)
+    made = DifferentialAttentionV1(64, 8, layer_idx=0, attention=triton_attention)
     query, key = torch.randn(1, 8, 1, 8), torch.randn(1, 8, 20, 8)
     options = {"is_causal": False, "sliding_window": None, "scale": 0.3, "impl": "triton"}
     assert made.step(query, key, key, None, **options) is None
@@ -191,7 +191,7 @@ def test_calls_that_the_step_does_not_take():
 @pytest.mark.skipif(launch.INTERPRETED, reason="on a CPU, models never take these kernels")
 def test_a_model_under_autocast_takes_the_kernels(monkeypatch):
     """The norm of heads and λ of a V1 layer in training, with gradients near those of PyTorch's operations."""
-    made = DifferentialAttentionV1(128, 8, attention=triton_attention)
+    made = DifferentialAttentionV1(128, 8, layer_idx=0, attention=triton_attention)
     hidden, cotangent = torch.randn(2, 40, 128), torch.randn(2, 40, 128)
     calls = []
     for name in ("norm_with_derivatives", "lambda_with_derivatives"):
@@ -214,7 +214,7 @@ def test_a_model_under_autocast_takes_the_kernels(monkeypatch):
 
 def test_forward_mode_does_not_take_the_step():
     """Its tangents of the norm's weight and of λ would be lost."""
-    made = DifferentialAttentionV1(64, 8, attention=triton_attention)
+    made = DifferentialAttentionV1(64, 8, layer_idx=0, attention=triton_attention)
     query, key = torch.randn(1, 8, 1, 8), torch.randn(1, 8, 20, 8)
     options = {"is_causal": False, "sliding_window": None, "scale": 0.3, "impl": "triton"}
     for name in ("head_norm.weight", "lambda_q1"):
@@ -227,7 +227,7 @@ def test_forward_mode_does_not_take_the_step():
 
 @pytest.mark.parametrize("place", ["query", "key", "weight", "vector"])
 def test_views_that_negate_their_memory(place):
-    made = DifferentialAttentionV1(64, 8, attention=triton_attention)
+    made = DifferentialAttentionV1(64, 8, layer_idx=0, attention=triton_attention)
     query, key, hidden = torch.randn(1, 8, 1, 8), torch.randn(1, 8, 20, 8), torch.randn(1, 1, 64)
     with torch.no_grad():
         if place == "weight":
@@ -244,7 +244,7 @@ def test_views_that_negate_their_memory(place):
 @pytest.mark.parametrize("shape", [(2, 1, 1, 80), (2, 1, 1, 100), (3, 1, 1, 90)])
 @pytest.mark.parametrize("of_layer", [False, True])
 def test_masks_that_do_not_fit_are_refused(shape, of_layer):
-    made = DifferentialAttentionV1(64, 8, attention=triton_attention)
+    made = DifferentialAttentionV1(64, 8, layer_idx=0, attention=triton_attention)
     made._is_published = of_layer
     query, key, hidden = torch.randn(2, 8, 1, 8), torch.randn(2, 8, 90, 8), torch.randn(2, 1, 64)
     with torch.no_grad(), pytest.raises((ValueError, RuntimeError), match=r"mask must|must match the existing size"):
