@@ -34,6 +34,13 @@ def encode(weights: NDArray[numpy.floating]) -> tuple[NDArray[numpy.uint8], NDAr
     return numpy.rint(STEPS * numpy.sqrt(share)).astype(numpy.uint8), scales.astype(numpy.float32)
 
 
+def sums_to_one(codes: NDArray[numpy.uint8], scales: NDArray[numpy.float32]) -> NDArray[numpy.bool_]:
+    """Whether each row (...) may have summed to one: it does so within the bound of ``encode``."""
+    keys = numpy.count_nonzero(codes, axis=-1)
+    bound = numpy.sqrt(keys * scales) / STEPS + codes.shape[-1] * scales / (2 * STEPS) ** 2
+    return numpy.asarray(numpy.abs(1 - decode(codes, scales).sum(-1)) <= bound)
+
+
 def decode(codes: NDArray[numpy.uint8], scales: NDArray[numpy.float32]) -> NDArray[numpy.float32]:
     """Weights (..., M) in fp32 from the codes (..., M) and scales (...) of ``encode``."""
     return scales[..., None] * numpy.square(codes.astype(numpy.float32) / STEPS)

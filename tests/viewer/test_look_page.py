@@ -15,7 +15,7 @@ from antiphase.errors import InputError
 from antiphase.records import Record
 from antiphase.viewer.look import Look, StoredMask
 from antiphase.viewer.look.page import look_page, write_look
-from antiphase.viewer.look.tables import layer_table, layers_of, mask_words, piece_counts
+from antiphase.viewer.look.tables import layer_table, layers_of, mask_words, piece_counts, remarks
 
 LARGEST = 8_000_000
 """Bytes of a page for 12 layers of 12 heads on 256 tokens."""
@@ -165,6 +165,25 @@ def test_the_table_of_layers_is_that_of_the_maps(look_record):
     assert [column.name for column in plain.columns] == [
         "Layer", "Heads", "Mask", "On the first token", "Entropy, nats",
     ]  # fmt: skip
+
+
+def test_a_sink_and_a_second_map_that_is_added_are_named(look_record):
+    """Half of each row of layer 1 is on no token; λ is below 0 in layer 0."""
+    record = look_record()
+    assert remarks(record) == []
+    assert "On no token" not in [column.name for column in layer_table(record).columns]
+    record.arrays["maps.1.scales"] *= 0.5
+    record.arrays["maps.0.lambda"][1, 2] = -0.1
+    sink, added = remarks(record)
+    assert sink.startswith("In layer 1 a query's weights do not sum to one: on average 50 % of its attention is on no")
+    assert added == "In layer 0 λ is below 0 in places, where the second map is added, not subtracted."
+    table = layer_table(record)
+    assert table.note.endswith(f"{sink} {added}")
+    assert table.columns[-1].name == "On no token"
+    assert [row[-1] for row in table.rows] == [None, pytest.approx(0.5, abs=0.01)]
+    text = " ".join(Page(look_page([record])).text.split())
+    assert text.index(sink) < text.index("The text"), "before the pictures"
+    assert added in text
 
 
 def test_masks_have_words():

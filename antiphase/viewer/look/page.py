@@ -32,6 +32,7 @@ from antiphase.viewer.look.tables import (
     layers_of,
     mask_words,
     piece_counts,
+    remarks,
     used_in,
 )
 
@@ -135,6 +136,7 @@ def _section(record: Record) -> dict[str, Any]:
         })  # fmt: skip
     return {
         "model": look.model,
+        "remarks": remarks(record),
         "sequences": sequences,
         "tables": [table for table in (layer_table(record), tables.provenance(record)) if table is not None],
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy
 
 from antiphase.errors import InputError
-from antiphase.map_codes import decode
+from antiphase.map_codes import decode, sums_to_one
 from antiphase.records import Record
 from antiphase.report.tables import Column, Table
 from antiphase.viewer.look import Look, StoredMaps, StoredMask, Token
@@ -54,6 +54,19 @@ class LayerMaps:
         if self.lam is None:
             return numpy.asarray(self.maps[:, 0])
         return numpy.asarray(self.maps[:, 0] - self.lam[..., None] * self.maps[:, 1])
+
+    @property
+    def lost(self) -> float | None:
+        """The mean share of a map's rows that is on no key, as with a learned sink; None if all rows sum to one."""
+        seen = self.scales > 0  # a query that sees nothing has none
+        if bool(sums_to_one(self.codes, self.scales)[seen].all()):
+            return None
+        return float(1 - self.maps.sum(-1)[seen].mean())
+
+    @property
+    def adds(self) -> bool:
+        """Whether λ is below 0 for a head and query, so that the second map is added."""
+        return self.lam is not None and bool((self.lam < 0).any())
 
     @property
     def shares(self) -> numpy.ndarray:
@@ -125,6 +138,22 @@ def mask_words(mask: StoredMask) -> str:
     return words if mask.window is None else f"{words}, window {mask.window}"
 
 
+def remarks(record: Record) -> list[str]:
+    """Sentences on what the pictures do not show or what a reader would not expect of them."""
+    layers, found = layers_of(record), []
+    lost = {index: share for index, layer in enumerate(layers) if (share := layer.lost) is not None}
+    if lost:
+        mean = sum(lost.values()) / len(lost)
+        found.append(
+            f"In {used_in([layers[index] for index in lost])} a query's weights do not sum to one: on average "
+            f"{100 * mean:.0f} % of its attention is on no token, as with a learned sink in the softmax, and is not "
+            "in the pictures."
+        )
+    if adding := [layer for layer in layers if layer.adds]:
+        found.append(f"In {used_in(adding)} λ is below 0 in places, where the second map is added, not subtracted.")
+    return found
+
+
 def layer_table(record: Record) -> Table | None:
     """Statistics of each layer on this text, means over heads and queries."""
     rows = []
@@ -143,12 +172,13 @@ def layer_table(record: Record) -> Table | None:
                 float(share[..., 0].mean()), float(entropy.mean()),
                 float((share * distance).sum(-1).mean()) if layer.queries == layer.keys else None,
                 None if layer.lam is None else float(layer.lam.mean()), None if negative is None else float(negative),
+                layer.lost,
             ]
         )  # fmt: skip
     columns = [
         Column("Layer", "integer"), Column("Heads", "integer"), Column("Mask"), Column("On the first token", "percent"),
         Column("Entropy, nats", "number"), Column("Distance, tokens", "number"), Column("λ", "number"),
-        Column("Negative", "percent"),
+        Column("Negative", "percent"), Column("On no token", "percent"),
     ]  # fmt: skip
     if not rows:
         return None
@@ -157,7 +187,7 @@ def layer_table(record: Record) -> Table | None:
         title="Attention by layer",
         columns=[columns[index] for index in shown],
         rows=[[row[index] for index in shown] for row in rows],
-        note="Of |A| / Σ|A|, A what multiplies the values: means over heads and queries.",
+        note=" ".join(["Of |A| / Σ|A|, A what multiplies the values: means over heads and queries.", *remarks(record)]),
     )
 
 

@@ -48,7 +48,8 @@ function drawControls() {
     const N = layer().shape[0];
     const own = lambdas.slice(state.head * N, (state.head + 1) * N);
     const low = Math.min(...own), high = Math.max(...own);
-    $("lambda").textContent = high - low < 5e-4 ? `λ = ${low.toFixed(3)}` : `λ from ${low.toFixed(3)} to ${high.toFixed(3)} by token`;
+    const adds = low >= 0 ? "" : high < 0 ? "; below 0: the second map is added" : "; where it is below 0, the second map is added";
+    $("lambda").textContent = (high - low < 5e-4 ? `λ = ${low.toFixed(3)}` : `λ from ${low.toFixed(3)} to ${high.toFixed(3)} by token`) + adds;
   }
 }
 
