@@ -10,6 +10,7 @@ import io
 import json
 import math
 import os
+import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -216,6 +217,19 @@ def read_text(path: str | Path, flag: str, remedy: str) -> str:
 def _whole(path: str | Path, flag: str, remedy: str, largest: int) -> str:
     with reading(path, flag, remedy), open(path, "rb") as file:
         content = file.read(largest + 1)
+    return _checked(content, path, flag, remedy, largest)
+
+
+def text_of_input(flag: str, remedy: str) -> str:
+    """The text of the standard input.
+
+    Raises:
+        InputError: it is empty or too large, or not UTF-8.
+    """
+    return _checked(sys.stdin.buffer.read(LARGEST + 1), "-", flag, remedy, LARGEST)
+
+
+def _checked(content: bytes, path: str | Path, flag: str, remedy: str, largest: int) -> str:
     if len(content) > largest:
         raise InputError(f"{place_of(path, flag)}: the file is larger than {largest >> 20} MiB; {remedy}")
     text = _text(content, path, flag)

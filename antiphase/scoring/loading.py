@@ -32,8 +32,8 @@ from antiphase.config import RunSettings, kept_run
 from antiphase.data.tokenization import note_training, openings
 from antiphase.errors import InputError
 from antiphase.folders.contents import check_loaded
-from antiphase.reading.models import ORIGIN, origin_of, read_model
-from antiphase.reading.tokenizers import check_fixed
+from antiphase.reading.models import ORIGIN, origin_of, read_config, read_model
+from antiphase.reading.tokenizers import check_fixed, load_tokenizer
 from antiphase.records import DEQUANTIZED
 from antiphase.scoring.probes import is_causal
 
@@ -106,6 +106,17 @@ def load_model(
     return loaded
 
 
+def read_without_weights(name: str) -> tuple[PreTrainedConfig, PreTrainedTokenizerBase]:
+    """Configuration and tokenizer of a model that reads text, for checks before its weights are read.
+
+    Raises:
+        InputError: there is none, it cannot be used, or it reads images or sound.
+    """
+    config = read_config(name, flag="MODEL")
+    _class_of(name, config)
+    return config, load_tokenizer(name, flag="MODEL")
+
+
 def openings_of(loaded: LoadedModel) -> dict[str, dict[str, list[str]]]:
     """Part of a record's configuration: the tokens before what the model has read."""
     return {"opening": openings(loaded.tokenizer)}
@@ -171,9 +182,12 @@ def _class_of(name: str, config: PreTrainedConfig) -> Any:
     if type(config) in found._model_mapping:
         reads = found._model_mapping[type(config)].main_input_name
         if reads != "input_ids":
+            what = {"pixel_values": "images", "input_values": "sound", "input_features": "sound"}.get(
+                reads, "other data"
+            )
             raise InputError(
-                f"MODEL {name} is a {config.model_type} model, which reads {reads} and no text; pass these to "
-                "antiphase.attention_statistics in Python"
+                f"MODEL {name} is a {config.model_type} model, which reads {what} and no text; give a model of text, "
+                f"or use antiphase.attention_statistics(model, {reads}=...) in Python"
             )
     return found
 

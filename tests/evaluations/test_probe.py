@@ -234,7 +234,7 @@ def test_a_model_of_images_is_refused_by_what_it_reads(refused, tmp_path, text_t
     sizes = {name: size for name, size in SMALL.items() if name != "vocab_size"}
     save(ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8), add_pooling_layer=False), text_tokenizer,
          tmp_path / "model")  # fmt: skip
-    why = "MODEL model is a vit model, which reads pixel_values and no text"
+    why = "MODEL model is a vit model, which reads images and no text"
     refused(why, "probe model --data", book, "--output o")
 
 

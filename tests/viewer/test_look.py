@@ -1,5 +1,7 @@
 """The record of one text: every map of the model within the bound of 8 bits, its tokens, its masks; limits in words."""
 
+import io
+
 import numpy
 import pytest
 import torch
@@ -18,7 +20,7 @@ from antiphase.studies.training_run import curve_evaluations
 from antiphase.training.loop import train
 from antiphase.viewer.look import Token
 from antiphase.viewer.look.measure import LookSettings, look, mask_kind, tokens_of
-from antiphase.viewer.look.tables import layers_of
+from antiphase.viewer.look.tables import layers_of, remarks
 from support.map_codes import error_bound
 
 SENTENCE = "Ein Stein, am Rand\tder Stadt:\n12 x <b> 日本"
@@ -133,6 +135,63 @@ def test_masks_are_named(kind, expected):
     assert mask_kind(masks[kind]) == expected
 
 
+def test_a_learned_sink_leaves_weight_on_no_token(tmp_path, text_tokenizer):
+    """With queries of 0 and a sink of log 3, a query of n keys has n / (n + 3) of its attention on them."""
+    config = antiphase.AntiphaseConfig(
+        attention_type="softmax", sink_logits=True, vocab_size=len(text_tokenizer), **SIZES
+    )
+    model = antiphase.AntiphaseForCausalLM(config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.weight.zero_()
+            layer.self_attn.sinks.fill_(numpy.log(3.0))
+    model.save_pretrained(tmp_path / "model")
+    text_tokenizer.save_pretrained(tmp_path / "model")
+    record = look(LookSettings(name=str(tmp_path / "model"), text="12 x"), tmp_path / "out")
+    count = len(record.values["sequences"]["text"]["tokens"])
+    expected = numpy.mean([3 / (n + 3) for n in range(1, count + 1)])
+    assert [layer.lost for layer in layers_of(record)] == pytest.approx([expected] * 2, abs=0.01)
+    assert "layers 0, 1" in remarks(record)[0]
+
+
+def test_a_text_is_counted_before_weights_are_read(saved, tmp_path):
+    _, folder = saved("softmax")
+    (tmp_path / "softmax/model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"--text has 600 tokens, .*--truncate"):
+        look(LookSettings(name=folder, text="1" * 600), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("kind", "length", "expected"), [("softmax", 8, 8), ("softmax", 512, 300), ("bert", 8, 8)])
+def test_a_file_or_input_is_looked_at_from_its_beginning(saved, tmp_path, monkeypatch, kind, length, expected):
+    _, folder = saved(kind)
+    file = tmp_path / "long.txt"
+    file.write_text("12 x Ein " * 99, encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+    records = [
+        look(LookSettings(name=folder, text_file=name, length=length, truncate=True), tmp_path / f"out{number}")
+        for number, name in enumerate([str(file), "-"])
+    ]
+    for record in records:
+        sequence = record.values["sequences"]["text"]
+        assert len(sequence["tokens"]) == expected
+        assert file.read_text().startswith(sequence["text"])
+        assert sequence["text"] == "".join(token["text"] for token in sequence["tokens"] if token["word"] is not None)
+    with pytest.raises(InputError, match=r"--text-file has \d+ tokens, more than the"):
+        look(LookSettings(name=folder, text_file=str(file), length=length), tmp_path / "out")
+
+
+def test_a_text_that_is_the_name_of_a_file_is_pointed_out(saved, tmp_path):
+    _, folder = saved("softmax")
+    said = []
+    (tmp_path / "a.txt").write_text("12 x", encoding="utf-8")
+    look(LookSettings(name=folder, text=str(tmp_path / "a.txt")), tmp_path / "one", say=said.append)
+    assert len(said) == 1
+    assert "is the name of a file" in said[0]
+    assert f"--text-file {tmp_path / 'a.txt'}" in said[0]
+    look(LookSettings(name=folder, text="12 x"), tmp_path / "two", say=said.append)
+    assert len(said) == 1
+
+
 @pytest.mark.slow
 def test_a_model_trained_here_brings_its_learning_curve(tiny_preset, tmp_path):
     run = load_preset(str(tiny_preset), ["training.seed=3"]).run
@@ -168,9 +227,12 @@ def test_a_classifier_brings_that_of_its_own_run(tmp_path):
     ({"text": " \n"}, "--text is empty; give a sentence"), ({"text": "caf\udce9"}, "--text is not valid Unicode"),
     ({"length": 0}, "--length must lie between 1 and 512, got 0"),
     ({"length": 513}, "--length must lie between 1 and 512, got 513.*antiphase probe"),
-    ({"text": SENTENCE, "length": 8}, r"--text has \d\d tokens, more than the 8 of --length; raise --length"),
-    ({"text": "1" * 600}, "--text has 600 tokens, more than the 256 of --length; shorten the text$"),
-    ({"text": "1" * 301, "length": 400}, "--text has 301 tokens, more than the 300 positions"),
+    ({"text": SENTENCE, "length": 8}, r"has \d\d tokens, more than the 8 of --length; give --length 512 or --truncate"),
+    ({"text": "1" * 600}, "has 600 tokens, more than the 256 of --length; give --truncate .*`antiphase probe`"),
+    ({"text": "1" * 301, "length": 400}, "--text has 301 tokens, more than the 300 positions .*; give --truncate"),
+    ({"text_file": "missing.txt", "text": None}, "--text-file missing.txt: .*give a file of text"),
+    ({"text": None}, "--text and --text-file are missing; give one of them"),
+    ({"text_file": "a.txt"}, "--text and --text-file are both given; give one of them"),
 ])  # fmt: skip
 def test_unsuitable_models_are_refused_in_one_sentence(saved, tmp_path, fields, message):
     _, folder = saved("softmax")

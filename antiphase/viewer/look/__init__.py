@@ -25,12 +25,18 @@ class LookSettings(LoadingSettings):
     counted = "texts"
 
     name: str = argument("MODEL", "Local folder, GGUF file or Hub name of a model.")
-    text: str = flag("Text to look at.")
+    text: str | None = flag("Text to look at.", default=None)
+    text_file: str | None = flag("A UTF-8 file whose text to look at; - reads the standard input.", default=None)
     target: str | None = flag("For encoder–decoders: the text that the decoder writes.", default=None)
     length: int = flag("Maximum number of tokens; the page grows with its square.", default=256)
+    truncate: bool = flag("Look at the beginning of a text that is longer than --length.", default=False)
 
     def check(self) -> None:
         super().check()
+        if (self.text is None) == (self.text_file is None):
+            raise InputError(
+                f"--text and --text-file are {'missing' if self.text is None else 'both given'}; give one of them"
+            )
         for name, text in (("--text", self.text), ("--target", self.target)):
             if text is not None and not text.strip():
                 raise InputError(f"{name} is empty; give a sentence to look at")

@@ -17,10 +17,10 @@ from antiphase.layers.positions import sinusoidal_positions
 from antiphase.map_codes import encode
 from antiphase.ops.shapes import positions_mask
 from antiphase.probing.maps import AttentionMaps, attention_maps
-from antiphase.reading.files import read_json
+from antiphase.reading.files import read_json, read_text, text_of_input
 from antiphase.records import GIVE_A_RUN, Record
 from antiphase.scoring.lengths import context_length
-from antiphase.scoring.loading import LoadedModel, load_model, origins, refused_by_model
+from antiphase.scoring.loading import LoadedModel, load_model, origins, read_without_weights, refused_by_model
 from antiphase.training.device import loading_options
 from antiphase.viewer.look import (
     LONGEST,
@@ -35,6 +35,8 @@ from antiphase.viewer.look import (
 
 POSITIONS = (50, 128)
 """Positions and width of the matrix of sinusoidal positions."""
+LONGEST_NAME = 256
+"""Letters of a text that may be the name of a file."""
 TEXT = "text"
 """Name of the only sequence, for queries and keys. Maps between two sequences name both."""
 SOURCE, TARGET, SO_FAR = "source", "target", "target so far"
@@ -60,10 +62,10 @@ def look(
     """
     request.check()
     started = time.perf_counter()
+    text = _text_of(request, say)
     with new_folder(output):
         runs = _runs_of(Path(request.name))  # before anything that takes time
-        loaded = load_model(request.name, **loading_options(request), with_head=False)
-        config = loaded.model.config
+        config, tokenizer = read_without_weights(request.name)
         is_pair = bool(getattr(config, "is_encoder_decoder", False))
         if is_pair and request.target is None:
             raise InputError(
@@ -73,11 +75,16 @@ def look(
             raise InputError(
                 f"--target is only for encoder–decoders; {request.name} has no encoder and decoder; remove it"
             )
-        ids = _encoded(loaded, request, "--text", getattr(config, "source_vocab_size", None))
-        read, sequences = None, {TEXT: _sequence(loaded, request.text, ids)}
+        texts = {"text": text} | ({} if request.target is None else {"text_target": request.target})
+        for side, given in texts.items():
+            _check_length(request, side, len(_tokens(tokenizer, request, side, given)[0]), None)
+        loaded = load_model(request.name, **loading_options(request), with_head=False)
+        config = loaded.model.config
+        ids, text = _encoded(loaded, request, "text", text, getattr(config, "source_vocab_size", None))
+        read, sequences = None, {TEXT: _sequence(loaded, text, ids)}
         if request.target is not None:
-            target = _encoded(loaded, request, "--target", None)
-            read, sequences = _pair(loaded, request, ids, target)
+            target, written = _encoded(loaded, request, "text_target", request.target, None)
+            read, sequences = _pair(loaded, (text, ids), (written, target))
         with refused_by_model(request.name):
             found = attention_maps(loaded.model, ids, read)
         order = list(SIDES)
@@ -91,16 +98,59 @@ def look(
         return result.save(output, request, arrays, seconds=time.perf_counter() - started, **origins([loaded]))
 
 
-def _encoded(loaded: LoadedModel, request: LookSettings, flag: str, entries: int | None) -> Tensor:
-    """Token ids (1, N) of the text of ``flag``; ``entries``: vocabulary size, by default the configuration's.
+def _text_of(request: LookSettings, say: Callable[[str], None]) -> str:
+    """The text to look at.
+
+    Raises:
+        InputError: its file cannot be read.
+    """
+    if request.text_file == "-":
+        return text_of_input("--text-file", "pipe a text into the command")
+    if request.text_file is not None:
+        return read_text(request.text_file, "--text-file", "give a file of text")
+    assert request.text is not None
+    if len(request.text) < LONGEST_NAME and Path(request.text).is_file():
+        say(f"--text is the name of a file and looked at as it stands; for its content give --text-file {request.text}")
+    return request.text
+
+
+def _flag_of(request: LookSettings, side: str) -> str:
+    """The flag that gave a text; ``side`` is the tokenizer's argument, ``text`` or ``text_target``."""
+    return "--target" if side == "text_target" else "--text" if request.text_file is None else "--text-file"
+
+
+def _tokens(
+    tokenizer: PreTrainedTokenizerBase, request: LookSettings, side: str, text: str, most: int | None = None
+) -> tuple[list[int], str]:
+    """Token ids, at most ``most`` or --length of them with --truncate, and the text that they stand for."""
+    ids: list[int] = tokenizer(**{side: text})["input_ids"]
+    limit = request.length if most is None else min(request.length, most)
+    if not request.truncate or len(ids) <= limit:
+        return ids, text
+    kept = limit - tokenizer.num_special_tokens_to_add()
+    ends = [len(text) * (number + 1) // len(ids) for number in range(len(ids))]  # of a tokenizer without offsets
+    if tokenizer.is_fast:
+        places = tokenizer(**{side: text}, return_offsets_mapping=True)["offset_mapping"]
+        ends = [end for start, end in places if start < end]
+    while len(ids) > limit:  # a shorter text may have other tokens at its end
+        if kept < 1:
+            raise InputError(f"--length {limit} holds no token of the text; raise it")
+        ids, kept = tokenizer(**{side: text[: ends[kept - 1]]})["input_ids"], kept - 1
+    return ids, text[: ends[kept]]
+
+
+def _encoded(
+    loaded: LoadedModel, request: LookSettings, side: str, text: str, entries: int | None
+) -> tuple[Tensor, str]:
+    """Token ids (1, N) of a text and the text; ``entries``: vocabulary size, by default the configuration's.
 
     Raises:
         InputError: there are too many tokens, or the model knows none of them.
     """
-    text = request.text if flag == "--text" else request.target
-    side = "text" if flag == "--text" else "text_target"
-    ids: Tensor = loaded.tokenizer(**{side: text}, return_tensors="pt")["input_ids"]
-    _check_length(flag, ids.shape[1], request, context_length(loaded.model))
+    flag, positions = _flag_of(request, side), context_length(loaded.model)
+    listed, text = _tokens(loaded.tokenizer, request, side, text, positions)
+    _check_length(request, side, len(listed), positions)
+    ids = torch.tensor([listed])
     if set(ids[0].tolist()) <= set(loaded.tokenizer.all_special_ids):  # padding stands for unknown symbols
         words = sorted(set(loaded.tokenizer.get_vocab()) - set(loaded.tokenizer.all_special_tokens))
         raise InputError(
@@ -113,7 +163,7 @@ def _encoded(loaded: LoadedModel, request: LookSettings, flag: str, entries: int
             f"{flag} has the token id {int(ids.max())}, but {request.name} knows {known} on this side; its folder "
             "holds a tokenizer of another vocabulary"
         )
-    return ids
+    return ids, text
 
 
 def _sequence(loaded: LoadedModel, text: str, ids: Tensor) -> TokenSequence:
@@ -121,35 +171,45 @@ def _sequence(loaded: LoadedModel, text: str, ids: Tensor) -> TokenSequence:
 
 
 def _pair(
-    loaded: LoadedModel, request: LookSettings, source: Tensor, target: Tensor
+    loaded: LoadedModel, source: tuple[str, Tensor], target: tuple[str, Tensor]
 ) -> tuple[Tensor, dict[str, TokenSequence]]:
     """The decoder's input (1, N), which is the start token and the target without its last token; and all sequences."""
-    assert request.target is not None
     config = loaded.model.config
     start = getattr(config, "decoder_start_token_id", None)
     start = getattr(config, "bos_token_id", None) if start is None else start
     if start is None:
-        raise InputError(f"MODEL {request.name}: its configuration has no decoder_start_token_id")
-    read = torch.cat([torch.tensor([[start]]), target[:, :-1]], 1)
-    written = _sequence(loaded, request.target, target)
+        raise InputError(f"MODEL {loaded.name}: its configuration has no decoder_start_token_id")
+    read = torch.cat([torch.tensor([[start]]), target[1][:, :-1]], 1)
+    written = _sequence(loaded, *target)
     piece = loaded.tokenizer.convert_ids_to_tokens(start)
     begin = Token(id=start, piece=piece, text=piece, word=None)
     return read, {
-        SOURCE: _sequence(loaded, request.text, source),
+        SOURCE: _sequence(loaded, *source),
         TARGET: written,
-        SO_FAR: TokenSequence(text=request.target, tokens=[begin, *written.tokens[:-1]]),
+        SO_FAR: TokenSequence(text=target[0], tokens=[begin, *written.tokens[:-1]]),
     }
 
 
-def _check_length(flag: str, count: int, request: LookSettings, positions: int | None) -> None:
+def _check_length(request: LookSettings, side: str, count: int, positions: int | None) -> None:
+    """
+    Raises:
+        InputError: there are no tokens, or more than --length or the model's positions.
+    """
+    flag = _flag_of(request, side)
     if count == 0:
         raise InputError(f"{flag} has no token in this model's tokenizer; give a sentence to look at")
     if count > request.length:
-        remedy = f"raise --length (up to {LONGEST}) or shorten the text" if count <= LONGEST else "shorten the text"
-        raise InputError(f"{flag} has {count} tokens, more than the {request.length} of --length; {remedy}")
+        remedies = [f"--length {LONGEST}"] if count <= LONGEST else []
+        remedies += ["--truncate to look at its beginning", "a shorter text"]
+        measured = "" if count <= LONGEST else "; `antiphase probe` measures long texts"
+        raise InputError(
+            f"{flag} has {count} tokens, more than the {request.length} of --length; give {' or '.join(remedies)}"
+            f"{measured}"
+        )
     if positions is not None and count > positions:
         raise InputError(
-            f"{flag} has {count} tokens, more than the {positions} positions of {request.name}; shorten it"
+            f"{flag} has {count} tokens, more than the {positions} positions of {request.name}; give --truncate or a "
+            "shorter text"
         )
 
 
