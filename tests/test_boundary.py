@@ -30,6 +30,8 @@ from antiphase.scoring.loading import load_model
 from antiphase.studies.claims import registered
 from antiphase.tasks.task_files import read_task
 from antiphase.training.run_folder import read_curve
+from antiphase.viewer.look import LookSettings
+from antiphase.viewer.look.measure import text_of
 
 # ------------------------------------------------------------------------------------------ files
 
@@ -54,6 +56,9 @@ READERS = {
     ),
     "word vectors": ("vectors.txt", "", lambda path: read_word_vectors(path, {}, width=2)),
     "text": ("text.txt", "--data", lambda path: whole_text(path, "--data")),
+    "text to look at": (
+        "text.txt", "--text-file", lambda path: text_of(LookSettings(name="m", text_file=str(path))),
+    ),
     "lines": ("text.txt", "--data", lambda path: list(lines(path, "--data"))),
 }  # fmt: skip
 """What reads a file: its name, the flag that names it, the call."""

@@ -396,7 +396,8 @@ def test_look_writes_a_record_and_a_page_that_report_draws_again(antiphase, fore
 
 @pytest.mark.parametrize(("pattern", "arguments"), [
     ("--length must lie between 1 and 512, got 600", "--text a --length 600"),
-    ("more than the 3 of --length", "--text harbour,harbour --length 3"), ("missing option '--text'", ""),
+    ("more than the 3 of --length", "--text harbour,harbour --length 3"),
+    ("--text and --text-file are missing; give one", ""),
 ])  # fmt: skip
 def test_look_refuses(refused, foreign_model, pattern, arguments):
     refused(pattern, "look", foreign_model, "--output out", arguments)

@@ -62,7 +62,7 @@ def look(
     """
     request.check()
     started = time.perf_counter()
-    text = _text_of(request, say)
+    text = text_of(request, say)
     with new_folder(output):
         runs = _runs_of(Path(request.name))  # before anything that takes time
         config, tokenizer = read_without_weights(request.name)
@@ -98,7 +98,7 @@ def look(
         return result.save(output, request, arrays, seconds=time.perf_counter() - started, **origins([loaded]))
 
 
-def _text_of(request: LookSettings, say: Callable[[str], None]) -> str:
+def text_of(request: LookSettings, say: Callable[[str], None] = lambda message: None) -> str:
     """The text to look at.
 
     Raises:
