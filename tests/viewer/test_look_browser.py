@@ -422,3 +422,16 @@ def test_a_map_is_saved_as_svg_and_png(show, look_record, way):
         assert "dog" in svg, "the tokens on the axes"
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert f"fill: {ground}; fill-opacity: 1" in svg.partition("/>")[0], "light labels need the page's dark sheet"
+
+
+def test_a_second_map_that_is_added_is_named_where_its_factor_stands(show, look_record):
+    record = look_record()
+    record.arrays["maps.0.lambda"][0] = -0.2
+    record.arrays["maps.0.lambda"][1, 2] = -0.2
+    page = show(record)
+    assert words(page, "#lambda") == "λ = -0.200; below 0: the second map is added"
+    page.select_option("#head", "1")
+    assert words(page, "#lambda").endswith("by token; where it is below 0, the second map is added")
+    page.select_option("#head", "2")
+    assert "added" not in words(page, "#lambda")
+    assert page.locator(".remark").is_visible()
