@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, ClassVar, Protocol, Required, TypedDict
+from typing import Any, ClassVar, Protocol, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -34,17 +34,6 @@ def check_counts(given: Mapping[str, Any], names: Iterable[str], *, optional: It
             raise InputError(f"{name} must be a whole number of at least 1, got {value!r}")
 
 
-def given_depth(layer_idx: int | None) -> int:
-    """
-    Raises:
-        TypeError: it is None. A default would give every layer of a model the λ and the part of a cache of one depth.
-    """
-    if layer_idx is None:
-        raise TypeError("layer_idx is missing: give each layer its depth in the model, layer_idx=0 in the first, 1 in "
-                        "the second and so on")  # fmt: skip
-    return layer_idx
-
-
 class KeyValueCache(Protocol):
     """Keys and values of earlier calls, with the interface of transformers' caches."""
 
@@ -58,7 +47,7 @@ class CommonArguments(TypedDict, total=False):
     num_key_value_heads: int | None
     head_dim: int | None
     context_size: int | None
-    layer_idx: Required[int]
+    layer_idx: int | None
     is_causal: bool
     bias: bool
     output_bias: bool | None
@@ -80,7 +69,8 @@ class AttentionLayer(nn.Module):
         num_key_value_heads: number of key maps; None means the default of the kind of attention.
         head_dim: d; None means ``hidden_size / num_attention_heads``.
         context_size: width of another sequence to attend to; None means ``hidden_size``.
-        layer_idx: 0-based depth of the layer, which sets λinit of V1, and its index in a cache. It must be given.
+        layer_idx: 0-based depth of the layer, which sets λinit as published, and its index in a cache, which needs it;
+            None means λinit = 0.8.
         is_causal: a query sees its own position and those before it; the last query is aligned with the last key. An
             encoder and a layer that attends to a context need False.
         bias: whether the projections have biases.
@@ -94,7 +84,6 @@ class AttentionLayer(nn.Module):
         head_norm_init: initial weight of that norm.
 
     Raises:
-        TypeError: ``layer_idx`` is missing.
         InputError: an argument has a wrong value; the message names it.
     """
 
@@ -114,7 +103,7 @@ class AttentionLayer(nn.Module):
         *,
         queries: int,
         outputs: int,
-        layer_idx: int,
+        layer_idx: int | None = None,
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
         context_size: int | None = None,
@@ -178,7 +167,6 @@ class AttentionLayer(nn.Module):
     @classmethod
     def checked(cls, **given: Any) -> CommonArguments:
         """The arguments common to all layers, after all checks, with the number of key maps filled in."""
-        given_depth(given.get("layer_idx"))
         common = {name: value for name, value in given.items() if name in CommonArguments.__annotations__}
         if given.get("num_key_value_heads") is None:
             common["num_key_value_heads"] = given["num_key_value_heads"] = cls.default_key_value_heads(given)
@@ -199,7 +187,7 @@ class AttentionLayer(nn.Module):
             InputError: a value is invalid; the message names the argument.
         """
         check_counts(given, SIZES, optional=("head_dim", "sliding_window", "context_size"))
-        if given.get("layer_idx", 0) < 0:
+        if (given.get("layer_idx") or 0) < 0:
             raise InputError(f"layer_idx must not be below 0, got {given['layer_idx']}")
         hidden, maps, key_maps = (given[name] for name in SIZES)
         if given.get("head_dim") is None and hidden % maps:
@@ -328,6 +316,8 @@ class AttentionLayer(nn.Module):
 
     def _cached(self, key: Tensor, value: Tensor, cache: KeyValueCache) -> tuple[Tensor, Tensor]:
         """Keys and values (B, key maps, M, d), with those of earlier calls first."""
+        if self.layer_idx is None:
+            raise ValueError("a cache keeps the keys of every layer apart: give each layer its layer_idx, from 0")
         return cache.update(key, value, self.layer_idx)
 
     def _keys_of_context(self, context: Tensor, cache: KeyValueCache | None) -> tuple[Tensor, Tensor]:

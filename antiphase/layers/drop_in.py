@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from antiphase.errors import InputError
-from antiphase.layers.attention import AttentionLayer, KeyValueCache, given_depth
+from antiphase.layers.attention import AttentionLayer, KeyValueCache
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.differential_v2 import DifferentialAttentionV2 as PlainV2
 from antiphase.layers.functions import eager_attention
@@ -93,7 +93,8 @@ class _Layer(nn.Module):
                 write.
             ValueError: the tokens have another shape or dtype than the layer, the mask is not boolean or has another
                 shape, the context has another batch size or the layer is causal, both a cache and ``context`` are
-                given, or a cache of fixed length comes without a mask per query.
+                given, the layer has no ``layer_idx`` for a cache, or a cache of fixed length comes without a mask per
+                query.
         """
         _refuse(others)
         if more:
@@ -106,7 +107,8 @@ class _Layer(nn.Module):
             _check_tokens("context", context, self.inner.k_proj)
         filled = None
         if past_key_values is not None:
-            filled = int(past_key_values.get_seq_length(self.layer_idx)) + hidden_states.shape[1]
+            # 0 for a layer without an index, which the inner layer refuses
+            filled = int(past_key_values.get_seq_length(self.layer_idx or 0)) + hidden_states.shape[1]
         out, weights = self.inner(
             hidden_states, None, attention_mask, past_key_values, context, filled=filled, return_weights=return_weights
         )
@@ -127,8 +129,8 @@ class DifferentialAttention(_Layer):
     Args:
         hidden_size: width of the input and the output.
         num_attention_heads: number of softmax maps, twice the number of heads.
-        layer_idx: 0-based depth of the layer, which sets λinit and the index in a cache. It must be given: one number
-            for all layers would give each the λ of that depth.
+        layer_idx: 0-based depth of the layer, which sets λinit as published and the index in a cache, which needs it;
+            None means λinit = 0.8.
         num_key_value_heads: number of key maps; None means ``num_attention_heads``.
         head_dim: width of a map; None means ``hidden_size / num_attention_heads``.
         context_size: width of ``context``; None means ``hidden_size``.
@@ -139,8 +141,7 @@ class DifferentialAttention(_Layer):
         head_norm_eps: ε of the norm of each head's output.
 
     Raises:
-        TypeError: ``layer_idx`` is missing, or an argument is that of ``nn.MultiheadAttention``; the message says what
-            to write.
+        TypeError: an argument is that of ``nn.MultiheadAttention``; the message says what to write.
         InputError: a size is invalid; the message names the argument.
     """
 
@@ -161,8 +162,8 @@ class DifferentialAttention(_Layer):
     ) -> None:
         inner = _CheckedV1(
             hidden_size, num_attention_heads, num_key_value_heads=num_key_value_heads, head_dim=head_dim,
-            is_causal=is_causal, layer_idx=given_depth(layer_idx), bias=bias, head_norm_eps=head_norm_eps,
-            initialize=False,
+            is_causal=is_causal, layer_idx=layer_idx, bias=bias,
+            head_norm_eps=head_norm_eps, initialize=False,
         )  # fmt: skip
         super().__init__(inner, context_size, dropout, others)
 
@@ -180,7 +181,7 @@ class DifferentialAttentionV2(_Layer):
 
     Args:
         num_key_value_heads: number of keys; None means one a head, ``num_attention_heads / 2``.
-        layer_idx: the index in a cache; it must be given.
+        layer_idx: the index in a cache, which needs it.
         hidden_size, num_attention_heads, head_dim, context_size, is_causal, bias, dropout: as in
             ``DifferentialAttention``.
 
@@ -204,7 +205,7 @@ class DifferentialAttentionV2(_Layer):
     ) -> None:
         inner = _CheckedV2(
             hidden_size, num_attention_heads, num_key_value_heads=num_key_value_heads, head_dim=head_dim,
-            is_causal=is_causal, layer_idx=given_depth(layer_idx), bias=bias,
+            is_causal=is_causal, layer_idx=layer_idx, bias=bias,
         )  # fmt: skip
         super().__init__(inner, context_size, dropout, others)
 

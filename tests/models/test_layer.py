@@ -51,8 +51,11 @@ def test_a_new_layer_does_not_see_the_future_and_has_its_own_depth(kind):
     assert not torch.allclose(seeing(changed)[:, :6], seeing(x)[:, :6])
     with pytest.raises(ValueError, match=r"a causal layer cannot attend to a context.*is_causal=False"):
         layer(x, x)
-    with pytest.raises(TypeError, match=r"layer_idx is missing: .*layer_idx=0 in the first, 1 in the second"):
-        make(48, 8)
+    unknown = make(48, 8)
+    assert unknown.inner.layer_idx is None
+    assert getattr(unknown.inner, "lambda_init", 0.8) == 0.8
+    with pytest.raises(ValueError, match="a cache keeps the keys of every layer apart: give each layer its layer_idx"):
+        unknown(torch.randn(1, 2, 48), past_key_values=DynamicCache())
     for depth in range(3):
         assert make(48, 8, layer_idx=depth).inner.layer_idx == depth
 
