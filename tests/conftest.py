@@ -84,6 +84,20 @@ def golden():
     return read
 
 
+@pytest.fixture
+def golden_folder():
+    """A golden model by name: its folder, and what other people's code computed; skips where it is absent."""
+    from safetensors.torch import load_file
+
+    def read(name):
+        folder = ROOT.parent / "shared" / "golden" / name
+        if not folder.is_dir():
+            pytest.skip(f"{name} of ../shared/golden is absent")
+        return folder, load_file(folder / "golden.safetensors")
+
+    return read
+
+
 @pytest.fixture(name="antiphase")
 def _command_line(monkeypatch, capsys, tmp_path):
     """``antiphase("train --output", folder)`` → code, stdout, stderr; strings are split into words, lists are not."""

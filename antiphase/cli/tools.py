@@ -49,13 +49,20 @@ def convert(
         ),
     ] = False,
     dtype: Annotated[str | None, typer.Option("--dtype", help=DTYPE_HELP, show_default=False)] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer", help="Folder or Hub name of the tokenizer of a model that has none.", show_default=False
+        ),
+    ] = None,
     portable: Annotated[
         bool,
         typer.Option("--portable", help="Also write the modeling code: the result loads without antiphase."),
     ] = False,
 ) -> None:
-    """Convert a Llama, Mistral, DiffLlama, Qwen2, Qwen3, Gemma or GPT-NeoX to antiphase, or antiphase to Llama or
-    DiffLlama; upcycle a softmax model to differential V2; a GGUF file is dequantized (pip install 'antiphase\\[gguf]').
+    """Convert a Llama, Mistral, DiffLlama, Qwen2, Qwen3, Gemma, GPT-NeoX or diff-mlx to antiphase, or antiphase to
+    Llama or DiffLlama; upcycle a softmax model to differential V2; a GGUF file is dequantized (pip install
+    'antiphase\\[gguf]').
 
     Example: [bold]antiphase convert LLAMA_FOLDER runs/v2 --attention-type differential_v2[/]
     """
@@ -65,7 +72,7 @@ def convert(
     console = make_console()
     config = run_convert(
         source, target, to=None if to is None else to.value, attention_type=attention_type, control=control,
-        dtype=dtype, portable=portable, say=sayer(console),
+        dtype=dtype, tokenizer=tokenizer, portable=portable, say=sayer(console),
     )  # fmt: skip
     kind = getattr(config, "attention_type", None)
     console.print(f"written: {target} ({config.model_type}{f', {kind} attention' if kind else ''})", highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -60,12 +61,15 @@ def checked_rope(parameters: Mapping[str, Any], *, head_dim: int) -> dict[str, A
     """A copy of ``rope_parameters``, because transformers completes them in place; without the factor if it is 1.
 
     Raises:
-        InputError: the share of rotated channels is no number up to 1, or not even two channels; or there are
-            parameters for each kind of layer.
+        InputError: the base is no number above 0; the share of rotated channels is no number up to 1, or not even two
+            channels; or there are parameters for each kind of layer.
     """
     found = dict(parameters)
     if nested := [name for name, value in found.items() if isinstance(value, Mapping)]:
         raise InputError(f"rope_parameters has values of its own for {', '.join(nested)}; all layers have the same")
+    theta = found.get("rope_theta", 1.0)
+    if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta < math.inf:
+        raise InputError(f"rope_theta must be a number above 0, got {theta!r}")
     share = found.get(ROTATED, 1.0)
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1 or head_dim * share < 2:
         raise InputError(

@@ -34,8 +34,10 @@ from antiphase.models.model_card import write_model_card
 from antiphase.models.portable import make_portable
 from antiphase.models.pretrained import AttendingPreTrainedModel
 from antiphase.models.recipes import HEAD, Conversion, tensor_shapes
-from antiphase.models.source_formats import current_names, embedding_there
+from antiphase.models.source_configs import DIFF_MLX_WEIGHTS, diff_mlx_config, is_diff_mlx
+from antiphase.models.source_formats import current_names, embedding_there, shapes_there
 from antiphase.reading.failures import asking_hub, usable_config
+from antiphase.reading.files import read_json
 from antiphase.reading.folders import INDEX, local_folder, weight_files
 from antiphase.reading.gguf import is_gguf, read_header
 from antiphase.reading.models import check_shapes, check_tensors, is_finite, read_config, read_model
@@ -62,17 +64,25 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F
 class Checkpoint:
     """A model's folder, whose tensors are memory-mapped and read one at a time."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tokenizer: str | None = None) -> None:
         """
         Args:
             name: local folder or Hub name.
+            tokenizer: folder or Hub name of the tokenizer of a model that has none beside it.
 
         Raises:
             InputError: the folder does not exist, or its configuration or weights cannot be used.
         """
         self.name, self.folder = name, local_folder(name, FLAG) or _hub_folder(name)
-        self.config = read_config(name, flag=FLAG)
-        self.weights = weight_files(self.folder, name, FLAG)
+        self.given = tokenizer
+        tree = read_json(self.folder / "config.json", FLAG, "save the model once more")
+        if is_diff_mlx(tree):
+            self.weights = weight_files(self.folder, name, FLAG, whole=DIFF_MLX_WEIGHTS)
+            with usable_config(name, FLAG):
+                self.config: PreTrainedConfig = diff_mlx_config(tree, self.weights.shapes)
+        else:
+            self.config = read_config(name, flag=FLAG)
+            self.weights = weight_files(self.folder, name, FLAG)
         self.stored = current_names(self.config, self.weights.shapes)
         self.largest_shard = max(path.stat().st_size for path in self.weights.files)
 
@@ -123,7 +133,7 @@ class Checkpoint:
         self.check_dtypes()
         place = f"{FLAG} {self.name}"
         with usable_config(self.name, FLAG):
-            expected = tensor_shapes(self.config)
+            expected = shapes_there(self.config)
         found = {name: self.weights.shapes[self.stored[name]] for name in self.model_tensors}
         if len(found) < len(self.stored):  # some tools store a redundant copy of the tied head
             check_tied(self.read, place, embedding_there(self.config))
@@ -132,12 +142,17 @@ class Checkpoint:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The tokenizer in tokenizer.json; None if there is no such file."""
-        has_tokenizer = (self.folder / "tokenizer.json").is_file()
-        return load_tokenizer(str(self.folder), flag=FLAG) if has_tokenizer else None
+        """The tokenizer in tokenizer.json; without such a file, the one that was given; None if there is neither."""
+        if (self.folder / "tokenizer.json").is_file():
+            if self.given is not None:
+                raise InputError(f"{FLAG} {self.name} has a tokenizer (tokenizer.json); leave out --tokenizer")
+            return load_tokenizer(str(self.folder), flag=FLAG)
+        return None if self.given is None else load_tokenizer(self.given, flag="--tokenizer")
 
     def copy_files(self, folder: Path) -> None:
-        """Write the tokenizer and the generation settings as they are."""
+        """Write the tokenizer and the generation settings, as they are if they lie beside the model."""
+        if self.given is not None and self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
         for path in self._copied():
             (folder / path).parent.mkdir(exist_ok=True)
             shutil.copy2(self.folder / path, folder / path)
@@ -154,7 +169,8 @@ class Checkpoint:
     def check_words(self, model: PreTrainedModel) -> None:
         """Compare the tokenizer, if there is one, with a model of the configuration's vocabulary."""
         if self.tokenizer is not None:
-            check_tokenizer(self.tokenizer, model, f"{FLAG} {self.name}")
+            place = f"{FLAG} {self.name}" if self.given is None else f"--tokenizer {self.given}"
+            check_tokenizer(self.tokenizer, model, place)
 
 
 class GgufCheckpoint(Checkpoint):
@@ -202,6 +218,7 @@ def convert(
     attention_type: str | None = None,
     control: bool = False,
     dtype: str | None = None,
+    tokenizer: str | None = None,
     portable: bool = False,
     say: Callable[[str], None] = lambda message: None,
 ) -> PreTrainedConfig:
@@ -216,6 +233,7 @@ def convert(
         to, attention_type, control: as for ``plan_conversion``; ``to`` None means "antiphase", or "llama" for a Llama
             in a GGUF file whose attention stays.
         dtype: of the written weights; None: as in the source, float32 for a GGUF file. λ stays in float32.
+        tokenizer: folder or Hub name of the tokenizer to write; only for a source that has none.
         portable: also write the modeling code, so that the folder loads without this package.
         say: called with a message for each shard written.
 
@@ -230,13 +248,15 @@ def convert(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"TARGET {given} exists and is not empty; choose another folder")
     if is_gguf(source):
+        if tokenizer is not None:
+            raise InputError(f"{FLAG} {source} has a tokenizer; leave out --tokenizer")
         read_header(source, FLAG)  # its faults are reported before the work is announced
         say("dequantizing the weights")
         checkpoint: Checkpoint = GgufCheckpoint(source, dtype=dtype)
         if to is None and attention_type is None and checkpoint.config.model_type == "llama":
             to = "llama"
     else:
-        checkpoint = Checkpoint(source)
+        checkpoint = Checkpoint(source, tokenizer)
     to = to or "antiphase"
     if portable and to != "antiphase":
         raise InputError(f"--portable cannot be used with a result of format {to}, which transformers loads by itself")

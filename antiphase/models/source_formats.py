@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
@@ -23,6 +24,7 @@ from antiphase.models.recipes import (
     EMBEDDING,
     Conversion,
     Recipe,
+    by_halves,
     changed,
     head_norm_of,
     in_full,
@@ -48,13 +50,16 @@ NO_DROPOUT: Mapping[str, tuple[Any, ...]] = {"attention_dropout": (0.0,)}
 class Architecture:
     """The differences of an architecture's configuration and tensors from those here."""
 
-    attention_type: str = "softmax"
+    attention_type: str | None = "softmax"
+    """None: a field of its configuration, which is read from its tensors."""
     also: tuple[str, ...] = ()
     """Further fields that have the same meaning there and here."""
     renamed: Mapping[str, str | None] = field(default_factory=dict)
     """Its names of fields here, where they differ; None where it has none and the default here is its value."""
     implied: Mapping[str, Any] = field(default_factory=dict)
     """Fields here whose values every model of the architecture has."""
+    computed: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    """Fields here that follow from several of its configuration, or have another form there."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: NO_DROPOUT)
     """Its fields that nothing here expresses, with the values that can be converted."""
     embeddings_scaled: bool = False
@@ -66,7 +71,9 @@ class Architecture:
     older: Mapping[str, str] = field(default_factory=dict)
     """Beginnings of tensor names in older checkpoints: those of today."""
     unused: tuple[str, ...] = ()
-    """Ends of names of tensors that older checkpoints hold and no model uses."""
+    """Patterns of names of tensors that checkpoints hold and no model uses."""
+    in_transformers: bool = True
+    """Whether transformers has the model, whose tensors say what a checkpoint must hold; else the result's say it."""
 
 
 QKV = "attention.query_key_value"
@@ -111,10 +118,31 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "v_proj": lambda width: partial(third, index=2, width=width),
         },
         older={"embed_out.": "lm_head."},
-        unused=("attention.bias", "attention.masked_bias"),
+        unused=("*attention.bias", "*attention.masked_bias"),
+    ),
+    "diff_mlx": Architecture(
+        attention_type=None,
+        renamed={
+            "head_norm_eps": "rms_eps",
+            **dict.fromkeys(("initializer_range", "use_cache", "pad_token_id", "bos_token_id", "eos_token_id")),
+        },
+        computed={"rope_parameters": lambda config: {"rope_type": "default", "rope_theta": config.rope_base}},
+        only={"tie_embeddings": (True,)},
+        names={
+            "model.embed_tokens": "model.tok_embed", "model.layers": "model.blocks",
+            "model.norm.weight": "model.final_norm.scale", "input_layernorm.weight": "norm_attn.scale",
+            "post_attention_layernorm.weight": "norm_mlp.scale", "self_attn.head_norm.weight": "attn.subln.scale",
+            "self_attn": "attn", "mlp.gate_proj": "mlp.gate", "mlp.up_proj": "mlp.up", "mlp.down_proj": "mlp.down",
+        },
+        changes={
+            **dict.fromkeys(("q_proj", "k_proj"), lambda width: partial(by_halves, width=width)),
+            **dict.fromkeys(VECTORS, lambda width: in_full),
+        },
+        unused=("opt.*",),
+        in_transformers=False,
     ),
 }  # fmt: skip
-"""By transformers' name of the model type."""
+"""By the name of the model type in its configuration."""
 
 
 def read_as_ours(config: PreTrainedConfig, *, dtype: torch.dtype | None = None) -> Conversion:
@@ -131,20 +159,28 @@ def read_as_ours(config: PreTrainedConfig, *, dtype: torch.dtype | None = None) 
     fields: dict[str, Any] = dict(kind.implied)
     for name in dict.fromkeys([*SIZES, *kind.also, *kind.renamed]):
         theirs = kind.renamed.get(name, name)
-        if theirs is not None:
+        if theirs is not None and name not in kind.computed:
             fields[name] = getattr(config, theirs, None) if theirs in UNSAID else getattr(config, theirs)
+    fields |= {name: compute(config) for name, compute in kind.computed.items()}
     if "sliding_attention" not in (fields.get("layer_types") or ["sliding_attention"]):
         fields["sliding_window"] = None  # no layer uses it
     if kind.embeddings_scaled:
         rounded = torch.tensor(config.hidden_size**0.5, dtype=dtype or config.dtype or torch.float32)
         fields["embedding_multiplier"] = rounded.item()
-    ours = AntiphaseConfig(attention_type=kind.attention_type, **fields)
+    ours = AntiphaseConfig(attention_type=kind.attention_type or config.attention_type, **fields)
     recipes: dict[str, Recipe] = {}
     for name in tensor_shapes(ours):
         change = next((of_width for part, of_width in kind.changes.items() if part in name.split(".")), None)
         source = name_there(config, name)
         recipes[name] = partial(take, source) if change is None else partial(changed, source, change(ours.head_dim))
     return Conversion(ours, recipes)
+
+
+def shapes_there(config: PreTrainedConfig) -> dict[str, torch.Size]:
+    """Name and shape of every tensor in a checkpoint with this configuration, without a tied head."""
+    if ARCHITECTURES.get(config.model_type, Architecture()).in_transformers:
+        return tensor_shapes(config)
+    return {name_there(config, name): shape for name, shape in tensor_shapes(read_as_ours(config).config).items()}
 
 
 def name_there(config: PreTrainedConfig, name: str) -> str:
@@ -165,7 +201,7 @@ def current_names(config: PreTrainedConfig, stored: Mapping[str, Any]) -> dict[s
     kind = ARCHITECTURES.get(config.model_type, Architecture())
     found: dict[str, str] = {}
     for name in stored:
-        if kind.unused and name.endswith(kind.unused):
+        if any(fnmatchcase(name, pattern) for pattern in kind.unused):
             continue
         old = next((start for start in kind.older if name.startswith(start)), "")
         current = kind.older.get(old, "") + name.removeprefix(old)

@@ -88,8 +88,11 @@ def check_files(folder: Path, flag: str) -> None:
             read_json(folder / file, flag, "save the model once more")
 
 
-def weight_files(folder: Path, name: str, flag: str) -> WeightFiles:
+def weight_files(folder: Path, name: str, flag: str, *, whole: str = WHOLE) -> WeightFiles:
     """What the folder of a model holds, without its numbers.
+
+    Args:
+        whole: name of a file that holds all of it; where there is none, the index or all files count.
 
     Raises:
         InputError: no safetensors (pickled weights are never read), a file that is missing or damaged, or a tensor that
@@ -98,8 +101,8 @@ def weight_files(folder: Path, name: str, flag: str) -> WeightFiles:
     place = f"{flag} {name}"
     paths = sorted(folder.glob("*.safetensors"))
     listed: dict[str, str] = {}
-    if (folder / WHOLE) in paths:  # first, as transformers does: an index beside it is of other files
-        paths = [folder / WHOLE]
+    if (folder / whole) in paths:  # first, as transformers does: an index beside it is of other files
+        paths = [folder / whole]
     elif (folder / INDEX).is_file():
         listed = _listed_in(folder / INDEX, flag)
         if missing := sorted(set(listed.values()) - {path.name for path in paths}):
