@@ -41,7 +41,7 @@ class ModelSettings:
     tie_word_embeddings: bool = True
     lambda_form: str | None = None
     """Ablations and competing methods, as in ``AntiphaseConfig``; None and false mean the published form."""
-    lambda_init: float | None = None
+    lambda_init: float | list[float] | None = None
     head_norm: bool | None = None
     head_scale: bool | None = None
     output_gate: bool = False

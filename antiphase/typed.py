@@ -106,7 +106,8 @@ def _coerce(hint: Any, value: Any, path: str, *, strict: bool = True) -> Any:
         if any(value in typing.get_args(argument) for argument in named):
             return value
         others = [argument for argument in arguments if argument is not type(None) and argument not in named]
-        (inner,) = others or named
+        alike = [one for one in others if (typing.get_origin(one) in (list, Sequence)) == isinstance(value, list)]
+        inner = (alike or others or named)[0]  # a number or a list of numbers, at most
         return _coerce(inner, value, path, strict=strict)
     if origin is Literal:
         if value not in arguments:

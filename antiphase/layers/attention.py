@@ -93,8 +93,8 @@ class AttentionLayer(nn.Module):
     """Parameters initialized to 0, so that the layer starts in its published form."""
     kept_in_fp32: ClassVar[tuple[str, ...]] = ()
     """Parameters that stay in fp32 in a half-precision model."""
-    heads_by_layer: ClassVar[tuple[str, ...]] = ()
-    """Arguments that list heads; a configuration has one such list per layer."""
+    by_layer: ClassVar[Mapping[str, str]] = {}
+    """Arguments for which a configuration may list a value for each layer, and what such a value is."""
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ Legend: B batch, N new tokens, M keys, d width of a map, H heads.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Unpack
+from typing import Any, ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -119,7 +119,7 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         hidden_size, num_attention_heads, common: as in ``AttentionLayer``; there are half as many heads as maps.
         lambda_form: parametrization of λ: "exponential", "scalar" or "head" (λinit plus one learned number per layer or
             head), "fixed" (λinit).
-        lambda_init: λinit, at least 0 and below 1; None means the schedule by depth.
+        lambda_init: λinit, above -1 and below 1; None means the schedule by depth.
         head_norm: whether to apply an RMSNorm to each head's output.
         head_scale: whether to apply the factor 1 - λinit after it.
         output_gate: whether to apply a sigmoid gate to every channel of the heads' outputs (2505.06708).
@@ -134,6 +134,7 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
     attention_form = "differential"
     zero_at_start = ("lambda_offset",)
     kept_in_fp32 = (*VECTORS, "lambda_offset")
+    by_layer: ClassVar = {"lambda_init": "a number"}
 
     def __init__(
         self,
@@ -159,6 +160,7 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         queries = heads + (heads if num_noise_heads is None else num_noise_heads)
         super().__init__(hidden_size, maps, queries=queries, outputs=maps, **common)
         self.lambda_form, self.num_noise_heads, self.second_map = lambda_form, num_noise_heads, second_map
+        self.heads_per_noise = 1 if num_noise_heads is None else heads // num_noise_heads
         self.lambda_init = schedule(self.layer_idx) if lambda_init is None else lambda_init
         self._has_vectors = lambda_form == "exponential" and second_map != "none"
         if self._has_vectors:
@@ -171,7 +173,8 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         )
         own = (type(self).lam, type(self)._finish) == (DifferentialAttentionV1.lam, DifferentialAttentionV1._finish)
         # ``step`` supports no other form
-        self._is_published = own and head_norm and lambda_form == "exponential" and second_map == "subtracted"
+        published = head_norm and lambda_form == "exponential" and second_map == "subtracted"
+        self._is_published = own and published and self.heads_per_noise == 1
         if initialize:
             self.reset_added()
 
@@ -188,8 +191,8 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         check_one_of("lambda_form", given.get("lambda_form"), FORMS)
         check_one_of("second_map", given.get("second_map"), SECOND_MAPS)
         value = given.get("lambda_init")
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1):
-            raise InputError(f"lambda_init must be a number from 0 and below 1, got {value!r}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 < value < 1):
+            raise InputError(f"lambda_init must be a number above -1 and below 1, got {value!r}")
         count = given.get("num_noise_heads")
         heads, groups = given["num_attention_heads"] // 2, given["num_key_value_heads"] // 2
         if count is None:
@@ -228,7 +231,10 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         return self.lambda_init + learned.to(torch.promote_types(learned.dtype, torch.float32))
 
     def _queries(self, hidden_states: Tensor) -> Tensor:
-        """Maps 2i and 2i + 1 of head i; in ``q_proj`` the query of a noise head follows those of its heads."""
+        """Maps 2i and 2i + 1 of head i; in ``q_proj`` the query of a noise head follows those of its heads.
+
+        Only queries are repeated: attention functions form the maps that heads share once (``sharing_second_map``).
+        """
         maps = super()._queries(hidden_states)
         if self.num_noise_heads is None:
             return maps

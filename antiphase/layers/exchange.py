@@ -67,7 +67,7 @@ class Exchange:
             if s_aux is not None:
                 extra["s_aux"] = self._part(s_aux, 0)
             query, key, value = self._heads(module, query, key, value)
-            with _grouped(module, query.shape[1] // key.shape[1]):
+            with grouped(module, query.shape[1] // key.shape[1]):
                 out, _ = function(module, query, key, value, attention_mask, **extra, **kwargs)
             return self._tokens(out), None
 
@@ -127,7 +127,7 @@ def check_heads(heads: int, groups: int, count: int) -> None:
 
 
 @contextmanager
-def _grouped(module: Any, groups: int) -> Iterator[None]:
+def grouped(module: Any, groups: int) -> Iterator[None]:
     """Within the block, a layer tells functions that ask it that so many maps share a key."""
     before = module.num_key_value_groups
     module.num_key_value_groups = groups

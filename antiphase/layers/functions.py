@@ -7,6 +7,7 @@ layers use the layout of ordinary grouped attention. The layer declares its form
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from functools import wraps
@@ -58,6 +59,44 @@ def has_two_keys(module: nn.Module) -> bool:
     return form_of(module) == "differential"
 
 
+def sharing_second_map(module: nn.Module, heads: int, mask: Tensor | None) -> int:
+    """How many neighbouring heads subtract the same second map, which is then formed once; 1: each has its own.
+
+    Args:
+        heads: of the call, which are a part of the layer's where processes divide them.
+        mask: boolean (1|B, 1|H, 1|N, M); heads that see different keys have different second maps.
+    """
+    shared: int = getattr(module, "heads_per_noise", 1)
+    has_one_mask = mask is None or mask.dim() < 4 or mask.shape[1] == 1
+    return math.gcd(shared, heads) if has_one_mask else 1
+
+
+def apart(query: Tensor, key: Tensor, shared: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Queries and keys of the first maps of V1, (B, H, N, d) and (B, groups, M, d), and of the different second maps.
+
+    Args:
+        query: (B, 2H, N, d), maps 2i and 2i + 1 of head i.
+        key: (B, 2 · groups, M, d).
+        shared: how many neighbouring heads have the same second map; there are H / shared.
+    """
+    return (query[:, ::2], key[:, ::2]), (query[:, 1 :: 2 * shared], key[:, 1::2])
+
+
+def subtracted(first: Tensor, second: Tensor, lam: Tensor) -> Tensor:
+    """O₁ - λ O₂ (B, N, H, dv) of outputs (B, N, H, dv) and (B, N, H / shared, dv), in at least fp32, then rounded.
+
+    Args:
+        lam: broadcastable to (B, H, N).
+    """
+    dtype = statistics_dtype(first.dtype)
+    by_group = first.to(dtype).unflatten(2, (second.shape[2], -1))  # (B, N, H / shared, shared, dv)
+    if lam.dim() >= 2:
+        lam = lam.expand(*lam.shape[:-2], first.shape[2], -1).unflatten(-2, by_group.shape[2:4])
+        lam = lam.movedim(-1, -3).unsqueeze(-1)  # (…, N, H / shared, shared, 1)
+    out = by_group - lam.to(dtype) * second.to(dtype).unsqueeze(3)
+    return out.flatten(2, 3).to(first.dtype)
+
+
 def antiphase_attention(
     module: nn.Module,
     query: Tensor,
@@ -101,6 +140,19 @@ def antiphase_attention(
     refuse_mixed_texts(kwargs, mask, query)
     if is_differential(module):
         assert lam is not None
+        if (shared := sharing_second_map(module, query.shape[1] // 2, mask)) > 1:
+            if impl == "triton":
+                raise ValueError(
+                    "the Triton kernels have no form for heads that share their second maps (num_noise_heads); choose "
+                    'attn_implementation="antiphase"'
+                )
+            first, second = (
+                softmax_attention(
+                    *maps, value, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling
+                )
+                for maps in apart(query, key, shared)
+            )  # fmt: skip
+            return subtracted(first, second, lam), None
         return differential_output(
             query, key, value, lam, mask, halves=2 if has_two_keys(module) else 1,
             is_causal=is_causal, sliding_window=sliding_window, scaling=scaling, impl=impl,
@@ -145,6 +197,15 @@ def eager_attention(
     refuse_mixed_texts(kwargs, mask, query)
     if is_differential(module):
         assert lam is not None
+        if (shared := sharing_second_map(module, query.shape[1] // 2, mask)) > 1:
+            first, second = (
+                softmax_weights(*maps, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling)
+                for maps in apart(query, key, shared)
+            )  # (B, H, N, M), (B, H / shared, N, M)
+            full = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).unsqueeze(-1).to(first.dtype)
+            weights = first - full * second.repeat_interleave(shared, dim=1)
+            values = join_halves(value).repeat_interleave(2 * first.shape[1] // key.shape[1], dim=1)
+            return (weights.to(value.dtype) @ values).transpose(1, 2), weights
         out, weights = differential_attention(
             query, key, heads_of_value(module, value), lam, attn_mask=mask, is_causal=is_causal,
             sliding_window=sliding_window, scale=scaling, impl="reference", return_weights=True,
@@ -209,6 +270,8 @@ def softmax_attention(
 ) -> Tensor:
     """Softmax attention, the last query aligned with the last key, on the native kernels or by PyTorch's SDPA.
 
+    Values are (B, groups, M, dv), or as halves, as in a cache, (B, 2 · groups, M, dv / 2).
+
     Returns (B, N, heads, dv). A row that sees no key gives zeros.
     """
     queries, keys = query.shape[2], key.shape[2]
@@ -221,6 +284,9 @@ def softmax_attention(
     )
     if found is not None:
         return found.transpose(1, 2)
+    if (parts := value.shape[1] // key.shape[1]) > 1:  # PyTorch's fast paths need values as wide as queries
+        own = {"is_causal": is_causal, "sliding_window": sliding_window, "scale": scale}
+        return torch.cat([softmax_attention(query, key, value[:, i::parts], mask, **own) for i in range(parts)], dim=-1)
     grouped = query.shape[1] != key.shape[1]
     if mask is None and sliding_window is None and (not is_causal or queries in (1, keys)):
         out = scaled_dot_product_attention(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ class SoftmaxAttention(AttentionLayer):
 
     zero_at_start = ("sinks", "dex_weight", "dex_lambda")
     kept_in_fp32 = ("dex_lambda",)
-    heads_by_layer = ("dex_heads",)
+    by_layer: ClassVar = {"dex_heads": "heads"}
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from antiphase.errors import InputError, nearest
-from antiphase.layers.mlp import ACTIVATIONS
+from antiphase.layers.mlp import KNOWN
 from antiphase.layers.norm import NORMS
 
 BLOCK: Mapping[str, Any] = MappingProxyType(
@@ -33,7 +33,7 @@ def check_block(given: Mapping[str, Any]) -> None:
     Raises:
         InputError: a value is invalid; the message names the field.
     """
-    for name, known in (("hidden_act", ACTIVATIONS), ("norm_type", NORMS)):
+    for name, known in (("hidden_act", KNOWN), ("norm_type", NORMS)):
         value = given[name]
         if not isinstance(value, str) or value not in known:
             raise InputError(f"{name} must be one of {', '.join(known)}, got {value!r}{nearest(str(value), known)}")

@@ -55,8 +55,8 @@ reads, and older forms of a tokenizer.
 FLAG = "SOURCE"
 KEPT = set(AttendingPreTrainedModel._keep_in_fp32_modules_strict)
 """Parameters that keep their dtype."""
-GGUF_SHARD = 5 << 30
-"""Largest bytes of a file of dequantized weights."""
+SHARD = 2 << 30
+"""Largest bytes of a file that is written, which is in memory meanwhile; a larger tensor has a file of its own."""
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 """Supported dtypes of weights by their names in safetensors; any other dtype means a quantized model."""
 
@@ -84,7 +84,7 @@ class Checkpoint:
             self.config = read_config(name, flag=FLAG)
             self.weights = weight_files(self.folder, name, FLAG)
         self.stored = current_names(self.config, self.weights.shapes)
-        self.largest_shard = max(path.stat().st_size for path in self.weights.files)
+        self.largest_shard = min(SHARD, max(path.stat().st_size for path in self.weights.files))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -188,7 +188,7 @@ class GgufCheckpoint(Checkpoint):
         self.model, self.read_tokenizer = read_model(name, lambda config: AutoModelForCausalLM, flag=FLAG, dtype=dtype)
         self.config = self.model.config
         self.state = self.model.state_dict()
-        self.largest_shard = GGUF_SHARD
+        self.largest_shard = SHARD
 
     @property
     def dtype(self) -> torch.dtype:
@@ -224,7 +224,7 @@ def convert(
 ) -> PreTrainedConfig:
     """Convert a checkpoint folder or a GGUF file into a folder, with its tokenizer and generation settings.
 
-    Peak memory is about two shards of the source, independent of the model's size; a GGUF file is dequantized as a
+    Peak memory is about two shards of at most 2 GiB, independent of the model's size; a GGUF file is dequantized as a
     whole.
 
     Args:
@@ -302,7 +302,7 @@ def _write_shards(
     dtype: torch.dtype | None,
     say: Callable[[str], None],
 ) -> None:
-    """Write the tensors to files no larger than the source's largest, with an index if there are several."""
+    """Write the tensors to files no larger than ``largest_shard``, with an index if there are several."""
     expected = tensor_shapes(conversion.config)
     shards: list[list[str]] = []
     waiting: dict[str, Tensor] = {}

@@ -101,8 +101,8 @@ class AntiphaseConfig(NamedFields):
         lambda_form: parametrization of λ. For "differential": "exponential" (the paper's form, the default), "scalar"
             or "head" (λinit plus one learned number per layer or head), or "fixed" (λinit). For V2: "sigmoid" (the
             default), "linear" (no sigmoid) or "fixed" (λ = 1).
-        lambda_init: λinit of every layer, at least 0 and below 1; None means the schedule by depth ("differential"
-            only).
+        lambda_init: λinit of every layer, above -1 and below 1, or a list with that of each; None means the schedule by
+            depth ("differential" only).
         head_norm: whether to apply an RMSNorm to each head's output; None means only in "differential".
         head_scale: whether to apply the factor 1 - λinit after it; None means yes ("differential" only).
         output_gate: whether to apply a sigmoid gate to every channel of the heads' outputs (Qiu et al., 2505.06708).
@@ -123,8 +123,8 @@ class AntiphaseConfig(NamedFields):
             projections of attention and MLP); "depth" means 1/√(2·num_hidden_layers), and 0 makes every block start as
             the identity.
         head_norm_init: initial weight of the norm of each head's output.
-        hidden_act: activation of the MLP: "silu", "relu", "gelu", or GELU by tanh under any of its names in
-            transformers ("gelu_pytorch_tanh", "gelu_new", "gelu_fast").
+        hidden_act: activation of the MLP: "silu", "relu", "gelu", GELU by tanh under any of its names in transformers
+            ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), or "poly_norm", which has parameters (2411.03884).
         gated_mlp: whether the MLP has a gate (SwiGLU, with "silu").
         mlp_bias: whether the products of the MLP have biases.
         attention_bias: whether all four projections of attention have biases.
@@ -175,7 +175,7 @@ class AntiphaseConfig(NamedFields):
         sliding_window: int | None = None,
         layer_types: list[str] | None = None,
         lambda_form: str | None = None,
-        lambda_init: float | None = None,
+        lambda_init: float | list[float] | None = None,
         head_norm: bool | None = None,
         head_scale: bool | None = None,
         output_gate: bool = False,

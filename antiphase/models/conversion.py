@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from antiphase.errors import InputError
+from antiphase.layers.mlp import LEARNED
 from antiphase.models.block_fields import departures, of_block
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.recipes import (
@@ -66,7 +67,7 @@ def plan_conversion(
 
     Args:
         config: configuration of an ``AntiphaseForCausalLM``, or of a causal language model of one of the
-            ``ARCHITECTURES``: Llama, Mistral, DiffLlama, Qwen2, Qwen3, Gemma, GPT-NeoX, diff-mlx.
+            ``ARCHITECTURES``: Llama, Mistral, DiffLlama, Qwen2, Qwen3, Gemma, GPT-NeoX, diff-mlx, Motif.
         to: format of the result; Llama and DiffLlama load in transformers without this package.
         attention_type: "differential_v2" upcycles a softmax model: every head becomes a pair, and the outputs do not
             change. "dex" adds the differential extension (2505.16333) to every head of a softmax model, initially
@@ -87,15 +88,15 @@ def plan_conversion(
         raise InputError(f"--attention-type must be differential_v2 or dex, got {attention_type!r}")
     if control and attention_type != "differential_v2":
         raise InputError("--control needs --attention-type differential_v2")
-    if (attention_type is not None or to != "antiphase") and config.model_type == "antiphase" and own_fields(config):
-        result_name = f"--to {to}" if attention_type is None else f"--attention-type {attention_type}"
-        raise InputError(f"{result_name} has no place for what SOURCE sets in {', '.join(own_fields(config))}")
     steps: list[Callable[[Any], Conversion]] = []
     if attention_type is not None:
         steps.append(_extended if attention_type == "dex" else partial(_upcycled, control=control))
     if to != "antiphase":
         steps.append({"llama": _to_llama, "diffllama": _to_diffllama}[to])
     result = unchanged(config) if config.model_type == "antiphase" else read_as_ours(config, dtype=dtype)
+    if steps and (fields := own_fields(result.config)):
+        result_name = f"--to {to}" if attention_type is None else f"--attention-type {attention_type}"
+        raise InputError(f"{result_name} has no place for what SOURCE sets in {', '.join(fields)}")
     for step in steps:
         after = step(result.config)
         result = Conversion(after.config, composed(after.recipes, result.recipes))
@@ -293,5 +294,7 @@ def _refuse_window(config: AntiphaseConfig, to: str) -> None:
 
 
 def _refuse_block(config: AntiphaseConfig, to: str, kept: tuple[str, ...]) -> None:
+    if config.hidden_act in LEARNED:
+        kept = tuple(name for name in kept if name != "hidden_act")
     for name, value in departures(config, without=kept).items():
         raise InputError(f"--to {to}: SOURCE has {name}={value!r}, which {to} cannot express")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.lambdas import LAMBDA_STD
 from antiphase.layers.marks import first_weight
+from antiphase.layers.mlp import PolyNorm
 from antiphase.models.start import embedding_std, linear_distribution
 from antiphase.models.transformer import AntiphasePreTrainedModel
 from antiphase.randomness import keyed_generator
@@ -27,12 +28,14 @@ def initialize(model: AntiphasePreTrainedModel, seed: int) -> None:
     """Fill every parameter in place from a generator keyed by ``seed`` and the parameter's name.
 
     Matrices follow the configuration's ``initializer`` (``start.py``) and λ vectors N(0, 0.1²); norms start at one,
-    head norms at ``head_norm_init``, and biases and parameters that variants add at zero.
+    head norms at ``head_norm_init``, PolyNorm as published, and biases and parameters that variants add at zero.
     """
     owners = {f"{path}.{name}": module for path, module in model.named_modules() for name in module._parameters}
     for name, parameter in model.named_parameters():
         owner, last = owners[name], name.rpartition(".")[2]
-        if last == "bias":
+        if isinstance(owner, PolyNorm):
+            owner.reset_parameters()
+        elif last == "bias":
             parameter.zero_()
         elif isinstance(owner, (nn.RMSNorm, nn.LayerNorm)):
             parameter.fill_(first_weight(owner))

@@ -13,11 +13,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from antiphase.layers.exchange import grouped
 from antiphase.layers.functions import (
     AttentionFunction,
+    apart,
     has_two_keys,
     is_differential,
     join_halves,
+    sharing_second_map,
+    subtracted,
     subtracting,
 )
 from antiphase.models.variants import needs
@@ -63,12 +67,20 @@ def subtracting_halves(ordinary: AttentionFunction) -> AttentionFunction:
     """The attention function of V1 layers on top of an ordinary one, which is called once for each half of the values.
 
     Maps 2i and 2i + 1 of a head read keys 2g and 2g + 1, and both read both halves of value head g. An ordinary
-    function lets map m read key and value m // (H / G), so the maps are sorted by key before it is called.
+    function lets map m read key and value m // (H / G), so the maps are sorted by key before it is called. Where heads
+    share second maps, these are fewer, and are asked for in calls of their own.
     """
 
     def subtract(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, lam: Tensor, **kwargs: Any
     ) -> tuple[Tensor, None]:
+        if (shared := sharing_second_map(module, query.shape[1] // 2, None)) > 1:
+            outputs = []
+            for maps, keys in apart(query, key, shared):
+                with grouped(module, maps.shape[1] // keys.shape[1]):
+                    halves = [ordinary(module, maps, keys, value[:, i::2], mask, **kwargs)[0] for i in range(2)]
+                outputs.append(torch.cat(halves, dim=-1))
+            return subtracted(*outputs, lam), None
         groups = key.shape[1] // 2
         pairs = query.unflatten(1, (groups, -1, 2))  # (B, G, H / G, 2, N, d)
         by_key = pairs.transpose(2, 3).flatten(1, 3)  # (B, 2H, N, d)
@@ -98,19 +110,27 @@ def eager_attention(
 ) -> tuple[Tensor, Tensor]:
     """The formula, with weights (B, heads, N, M), signed if differential; the mask is transformers' additive one."""
     groups = key.shape[1] // 2 if has_two_keys(module) else key.shape[1]
-    queries = query.unflatten(1, (groups, -1, 2) if has_two_keys(module) else (groups, -1, 1))
-    keys = key.unflatten(1, (groups, 1, -1))  # (B, G, 1, 2, M, d) in V1, else (B, G, 1, 1, M, d)
-    scores = (queries @ keys.transpose(-1, -2)).flatten(1, 3).to(statistics_dtype(query.dtype)) * scaling
-    if attention_mask is not None:
-        scores = scores + attention_mask
-    if s_aux is not None:
-        sinks = s_aux.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
-        weights = torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
+    if lam is not None and has_two_keys(module):
+        shared = sharing_second_map(module, query.shape[1] // 2, None)
+        first, second = (_maps(*maps, attention_mask, scaling) for maps in apart(query, key, shared))
+        weights = first - lam.unsqueeze(-1) * second.repeat_interleave(shared, dim=1)
     else:
-        weights = torch.softmax(scores, dim=-1)  # (B, maps, N, M)
-    if lam is not None:
-        first, second = weights.unflatten(1, (-1, 2)).unbind(2)  # (B, H, N, M)
-        weights = first - lam.unsqueeze(-1) * second
+        weights = _maps(query, key, attention_mask, scaling, s_aux)
+        if lam is not None:
+            first, second = weights.unflatten(1, (-1, 2)).unbind(2)  # (B, H, N, M)
+            weights = first - lam.unsqueeze(-1) * second
     values = join_halves(value) if has_two_keys(module) else value
     out = weights.to(value.dtype).unflatten(1, (groups, -1)) @ values.unsqueeze(2)  # (B, G, H / G, N, width)
     return out.flatten(1, 2).transpose(1, 2), weights
+
+
+def _maps(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float, s_aux: Tensor | None = None) -> Tensor:
+    """Softmax maps (B, maps, N, M) of queries (B, maps, N, d) and keys (B, G, M, d)."""
+    products = query.unflatten(1, (key.shape[1], -1)) @ key.unsqueeze(2).transpose(-1, -2)
+    scores = products.flatten(1, 2).to(statistics_dtype(query.dtype)) * scaling
+    if mask is not None:
+        scores = scores + mask
+    if s_aux is None:
+        return torch.softmax(scores, dim=-1)
+    sinks = s_aux.to(scores.dtype)[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]

@@ -12,6 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from antiphase import interface
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.marks import first_weight
+from antiphase.layers.mlp import PolyNorm
 from antiphase.layers.registry import LAYERS
 from antiphase.models.variants import needs
 
@@ -39,11 +40,13 @@ class AttendingPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw λ vectors from N(0, 0.1²) (2410.05258, section 2.1) and set norms to one."""
+        """Draw λ vectors from N(0, 0.1²) (2410.05258, section 2.1) and set norms and activations as published."""
         if isinstance(module, nn.RMSNorm):
             nn.init.constant_(module.weight, first_weight(module))
         elif isinstance(module, AttentionLayer):
             module.reset_added()
+        elif isinstance(module, PolyNorm):
+            module.reset_parameters()
         else:
             super()._init_weights(module)
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.source_configs import MotifConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 def register_configuration() -> None:
-    """Register the model type with ``AutoConfig``."""
+    """Register the model type with ``AutoConfig``, and that of Motif, so that its own code is not asked for."""
     from transformers.models.auto.configuration_auto import AutoConfig
 
     AutoConfig.register(AntiphaseConfig.model_type, AntiphaseConfig, exist_ok=True)
+    AutoConfig.register(MotifConfig.model_type, MotifConfig, exist_ok=True)
 
 
 def register_causal_name(model: type[PreTrainedModel]) -> None:

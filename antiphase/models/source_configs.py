@@ -87,6 +87,88 @@ class DiffMlxConfig(SourceConfig):
         super().__init__(**kwargs)
 
 
+class MotifConfig(SourceConfig):
+    """Motif-2.6B and Motif-2-12.7B of Motif-Technologies, which share a type and a class.
+
+    In the larger, ``num_noise_heads`` counts the second maps, and ``num_attention_heads`` all queries, in groups of
+    several first ones and one second. Motif-3 has the same type and ``kv_lora_rank``. ``fused_rope`` chooses a kernel,
+    and without windows ``sliding_window`` and ``max_window_layers`` have no effect.
+    """
+
+    model_type = "Motif"
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        intermediate_size: int,
+        num_hidden_layers: int,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        num_noise_heads: int | None = None,
+        head_dim: int | None = None,
+        k_ratio: int = 1,
+        hidden_act: str = "poly_norm",
+        rms_norm_eps: float = 1e-6,
+        attn_rms_norm_eps: float = 1e-5,
+        rope_theta: float = 10000.0,
+        rope_scaling: dict[str, Any] | None = None,
+        fused_rope: bool = False,
+        max_position_embeddings: int = 8192,
+        use_sliding_window: bool = False,
+        sliding_window: int | None = None,
+        max_window_layers: int | None = None,
+        use_bias: bool = False,
+        expanded: bool = False,
+        attention_dropout: float = 0.0,
+        initializer_range: float = 0.02,
+        tie_word_embeddings: bool = False,
+        use_cache: bool = True,
+        pad_token_id: int | None = None,
+        bos_token_id: int | None = None,
+        eos_token_id: int | list[int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_size, self.hidden_size, self.intermediate_size = vocab_size, hidden_size, intermediate_size
+        self.num_hidden_layers, self.num_attention_heads = num_hidden_layers, num_attention_heads
+        self.num_key_value_heads, self.num_noise_heads = num_key_value_heads, num_noise_heads
+        self.head_dim, self.k_ratio, self.hidden_act = head_dim, k_ratio, hidden_act
+        self.rms_norm_eps, self.attn_rms_norm_eps = rms_norm_eps, attn_rms_norm_eps
+        self.max_position_embeddings = max_position_embeddings
+        self.use_sliding_window, self.use_bias, self.expanded = use_sliding_window, use_bias, expanded
+        self.attention_dropout, self.initializer_range = attention_dropout, initializer_range
+        self.tie_word_embeddings, self.use_cache = tie_word_embeddings, use_cache
+        self.pad_token_id, self.bos_token_id, self.eos_token_id = pad_token_id, bos_token_id, eos_token_id
+        if rope_scaling is not None:
+            raise InputError(f"rope_scaling={shown(rope_scaling)} has no known meaning in models of type 'Motif'")
+        super().__init__(**kwargs)
+        self.rope_parameters = {"rope_type": "default", "rope_theta": rope_theta}
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in ``SourceConfig``; refuses Motif-3 by the field that tells it apart."""
+        if config_dict.get("kv_lora_rank") is not None:
+            raise InputError(
+                f"kv_lora_rank={shown(config_dict['kv_lora_rank'])} makes it a Motif-3, whose latent attention has no "
+                "counterpart here; Motif-2.6B and Motif-2-12.7B can be converted"
+            )
+        return super().from_dict(config_dict, **kwargs)
+
+    @property
+    def maps(self) -> int:
+        """Softmax maps as they are counted here: two for each head."""
+        noise, queries = self.num_noise_heads, self.num_attention_heads
+        if noise is None:
+            return queries
+        if not isinstance(noise, int) or not isinstance(queries, int) or not 1 <= noise < queries or queries % noise:
+            raise InputError(
+                f"SOURCE has num_noise_heads={noise!r} in its config.json, which must divide its num_attention_heads "
+                f"({queries!r}) into groups of two or more"
+            )
+        return 2 * (queries - noise)
+
+
 def is_diff_mlx(tree: Mapping[str, Any]) -> bool:
     """Whether a config.json is one of diff-mlx, which has no ``model_type``."""
     return "model_type" not in tree and isinstance(tree.get("model"), dict) and isinstance(tree.get("train"), dict)

@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 
 from antiphase.errors import InputError
 from antiphase.layers.differential import VECTORS
+from antiphase.layers.lambdas import lambda_init
 from antiphase.layers.mlp import ACTIVATIONS
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.recipes import (
@@ -141,6 +142,24 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         unused=("opt.*",),
         in_transformers=False,
     ),
+    "Motif": Architecture(
+        attention_type="differential",
+        also=("hidden_act", "num_noise_heads"),
+        renamed={"head_norm_eps": "attn_rms_norm_eps"},
+        computed={
+            "num_attention_heads": lambda config: config.maps,
+            "head_dim": lambda config: config.head_dim or config.hidden_size // config.num_attention_heads,
+            # the paper's schedule, a layer late: the first layer's value is that of depth -1
+            "lambda_init": lambda config: [lambda_init(index - 1) for index in range(config.num_hidden_layers)],
+        },
+        only={
+            **NO_DROPOUT, "use_bias": (False,), "use_sliding_window": (False,), "k_ratio": (1,), "expanded": (False,),
+            "hidden_act": ("poly_norm", "silu", "gelu"),
+        },
+        names={"head_norm": "subln"},
+        changes=dict.fromkeys(VECTORS, lambda width: in_full),
+        in_transformers=False,
+    ),
 }  # fmt: skip
 """By the name of the model type in its configuration."""
 
@@ -155,7 +174,7 @@ def read_as_ours(config: PreTrainedConfig, *, dtype: torch.dtype | None = None) 
         InputError: the configuration has a value that cannot be expressed here; the message names the field.
     """
     kind = ARCHITECTURES[config.model_type]
-    refuse_values(config, {**kind.only, "hidden_act": tuple(ACTIVATIONS), "is_causal": (True,)})
+    refuse_values(config, {"hidden_act": tuple(ACTIVATIONS), "is_causal": (True,), **kind.only})
     fields: dict[str, Any] = dict(kind.implied)
     for name in dict.fromkeys([*SIZES, *kind.also, *kind.renamed]):
         theirs = kind.renamed.get(name, name)

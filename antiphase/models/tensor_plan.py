@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from antiphase.layers.mlp import LEARNED
 from antiphase.models.variants import needs, option
 
 COLUMNS = "colwise"
@@ -14,13 +15,19 @@ SHARED = "replicated_with_grad_allreduce"
 """Whole weights, which each process uses for its heads."""
 
 
+def divides_mlp(config: Any) -> bool:
+    """Whether channels of the MLP can be divided: its activation looks at each one alone."""
+    return config.hidden_act not in LEARNED
+
+
 def tensor_plan(config: Any) -> dict[str, str] | None:
     """The style of each module that is divided, by its name in the base model; None if heads cannot be divided.
 
     Processes take heads and channels of the MLP as they stand in a row (Shoeybi et al., 1909.08053, section 3), so each
     head's two maps, keys and halves of values stay together. λ vectors of V1, norms of queries and keys, and biases of
     sums are whole everywhere. What counts heads outside a projection cannot be divided: sinks, an offset of λ for each
-    head, DEX, shared second maps, and pairs that read different keys.
+    head, DEX, shared second maps, and pairs that read different keys. An MLP with PolyNorm, whose mean is over all
+    channels, is whole everywhere.
     """
     alone = any(option(config, name) for name in ("dex_heads", "num_noise_heads"))
     if alone or needs(config) or config.attention_type == "differential_v2_across":
@@ -38,7 +45,7 @@ def tensor_plan(config: Any) -> dict[str, str] | None:
         plan |= {"q_norm": SHARED, "k_norm": SHARED}
     plan["o_proj"] = ROWS
     mlp = {"gate_proj": COLUMNS} if config.gated_mlp else {}
-    mlp |= {"up_proj": COLUMNS, "down_proj": ROWS}
+    mlp = mlp | {"up_proj": COLUMNS, "down_proj": ROWS} if divides_mlp(config) else {}
     return {
         **{f"layers.*.self_attn.{name}": style for name, style in plan.items()},
         **{f"layers.*.mlp.{name}": style for name, style in mlp.items()},

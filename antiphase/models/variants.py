@@ -50,7 +50,7 @@ def layer_arguments(config: Any, layer_idx: int) -> dict[str, Any]:
         found["initialize"] = False
     for name in ("hidden_size", "num_attention_heads", *options):
         if name not in found and (value := getattr(config, name, None)) is not None:
-            found[name] = value[layer_idx] if name in kind.heads_by_layer else value
+            found[name] = value[layer_idx] if name in kind.by_layer and isinstance(value, list) else value
     return found
 
 
@@ -75,10 +75,10 @@ def check_layers(config: Any, **given: Any) -> None:
             if len(users) > 1:
                 raise InputError(f"{name} must be left out in {kind}, got {value!r}")
             raise InputError(f"{name} needs attention_type={users[0]}, got {kind}")
-    for name in layer.heads_by_layer:
+    for name, what in layer.by_layer.items():
         value = getattr(config, name, None)
-        if value is not None and len(value) != count:
-            raise InputError(f"{name} must list heads for each of the {count} layers, got {value}")
+        if isinstance(value, list) and len(value) != count:
+            raise InputError(f"{name} must list {what} for each of the {count} layers, got {value}")
     names = ("hidden_size", "num_attention_heads", *layer.options())
     given = {name: getattr(config, name, None) for name in names} | given
     for index in range(count):
@@ -86,4 +86,4 @@ def check_layers(config: Any, **given: Any) -> None:
 
 
 def _of_layer(layer: type[AttentionLayer], given: Mapping[str, Any], index: int) -> dict[str, Any]:
-    return {name: given[name][index] for name in layer.heads_by_layer if given[name] is not None}
+    return {name: given[name][index] for name in layer.by_layer if isinstance(given[name], list)}

@@ -116,7 +116,10 @@ def read_model(
     config = read_config(name, flag=flag)
     auto = choose(config)
     if type(config) not in auto._model_mapping:
-        raise InputError(f"{flag} {name} is no {kind}, but a model of type {config.model_type!r}; give another")
+        raise InputError(
+            f"{flag} {name} is no {kind}, but a model of type {config.model_type!r}; give another, or what antiphase "
+            "convert makes of it"
+        )
     if Path(name).is_dir():  # transformers reads a model of the Hub while it fetches it
         stored = weight_files(Path(name), name, flag)
         _check_size(auto, config, stored, f"{flag} {name}")

@@ -23,6 +23,7 @@ from antiphase.models.block_fields import BLOCK, ROTATED
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize, seeded
+from antiphase.models.tensor_plan import divides_mlp
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.ops.implementations import why_no_kernels
 from antiphase.reading.models import ORIGIN
@@ -99,7 +100,7 @@ def check_mesh(config: PreTrainedConfig, training: TrainingSettings) -> None:
                 "training.mesh.tensor cannot divide layers with sinks, lambda_form=head, dex_heads, num_noise_heads or "
                 "pairs across keys; remove it, or divide with training.mesh.shard"
             )
-        if config.intermediate_size % tensor:
+        if divides_mlp(config) and config.intermediate_size % tensor:
             raise InputError(
                 f"training.mesh.tensor={tensor} does not divide model.intermediate_size ({config.intermediate_size}); "
                 "change one of them"

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from transformers import PreTrainedModel
 
-from antiphase.models.tensor_plan import COLUMNS, ROWS
+from antiphase.models.tensor_plan import COLUMNS, ROWS, divides_mlp
 from antiphase.training.sharding import blocks
 
 PLACEMENTS: dict[str, Placement] = {COLUMNS: Shard(0), ROWS: Shard(1)}
@@ -30,7 +30,8 @@ PLACEMENTS: dict[str, Placement] = {COLUMNS: Shard(0), ROWS: Shard(1)}
 def divide_heads(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     """Divide weights in place over the processes of a mesh of one dimension, by the plan of the model's configuration.
 
-    All processes have equal weights before. Embeddings, norms, λ vectors and the head stay whole.
+    All processes have equal weights before. Embeddings, norms, λ vectors, the head and MLPs that the plan leaves out
+    stay whole.
     """
     plan = {f"{model.base_model_prefix}.{name}": style for name, style in model.config.base_model_tp_plan.items()}
     divided: dict[int, nn.Parameter] = {}
@@ -53,7 +54,7 @@ def divide_heads(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     group = mesh.get_group().group_name
     block: Any
     for block in blocks(model):
-        for half in (block.self_attn, block.mlp):
+        for half in (block.self_attn, block.mlp) if divides_mlp(model.config) else (block.self_attn,):
             half.forward = _summed(half.forward, group)
 
 

@@ -86,6 +86,8 @@ FORMS = {
     "softmax": {"attention_type": "softmax"},
     "differential": {"attention_type": "differential", "num_attention_heads": 8, "num_key_value_heads": 4},
     "differential_v2": {"attention_type": "differential_v2", "num_attention_heads": 8, "num_key_value_heads": 2},
+    "motif": {"attention_type": "differential", "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 6,
+              "num_noise_heads": 2, "hidden_act": "poly_norm", "lambda_init": [-0.01, 0.2, 0.4]},
     "window": {"attention_type": "differential", "sliding_window": 4},
     "parts": {"attention_type": "differential", "lambda_form": "head", "head_norm": False, "num_noise_heads": 2,
               "output_gate": True, "second_map": "added"},

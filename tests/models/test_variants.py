@@ -28,6 +28,7 @@ VARIANTS = {
     "no head norm": ("differential", {"head_norm": False}), "no factor": ("differential", {"head_scale": False}),
     "neither": ("differential", {"head_norm": False, "head_scale": False}),
     "constant": ("differential", {"lambda_init": 0.5}),
+    "by layer": ("differential", {"lambda_init": [-0.01, 0.2, 0.4]}),
     "fixed": ("differential", {"lambda_form": "fixed", "lambda_init": 0.8}),
     "scalar": ("differential", {"lambda_form": "scalar"}), "head": ("differential", {"lambda_form": "head"}),
     "added": ("differential", {"second_map": "added"}), "first map alone": ("differential", {"second_map": "none"}),
@@ -65,6 +66,7 @@ def test_a_variant_computes_its_formula_and_every_gradient(tiny_config, name, im
 def test_constants_and_schedule_of_lambda_init(tiny_config):
     found = [attention_layer(tiny_config(lambda_init=0.5), index).lambda_init for index in (0, 2)]
     assert found == [0.5, 0.5]
+    assert attention_layer(tiny_config(lambda_init=[-0.01, 0.2, 0.4]), 0).lambda_init == -0.01
     assert attention_layer(tiny_config(), 2).lambda_init == lambda_init(2)
 
 
@@ -265,7 +267,9 @@ def test_dex_on_a_pretrained_model_begins_as_that_model_and_learns(tiny_model):
     ("differential", {"lambda_form": "sigmoid"}, "lambda_form must be one of exponential, scalar, head, fixed"),
     ("differential_v2", {"lambda_form": "linar"}, "did you mean 'linear'"),
     ("differential_v2", {"lambda_init": 0.5}, "lambda_init needs attention_type=differential, got differential_v2"),
-    ("differential", {"lambda_init": 1.0}, "lambda_init must be a number from 0 and below 1"),
+    ("differential", {"lambda_init": 1.0}, "lambda_init must be a number above -1 and below 1"),
+    ("differential", {"lambda_init": [0.2, 0.3]}, "lambda_init must list a number for each of the 3 layers"),
+    ("differential", {"lambda_init": [0.2, -1, 0.4]}, "lambda_init must be a number above -1 and below 1, got -1"),
     ("differential", {"head_norm": 1}, "head_norm must be true or false"),
     ("softmax", {"head_scale": True}, "head_scale needs attention_type=differential"),
     ("differential", {"sink_logits": True}, "sink_logits needs attention_type=softmax"),

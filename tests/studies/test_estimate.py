@@ -68,6 +68,8 @@ def test_memory_is_what_counted_tensors_take(size, changes):
         ["model.attention_type=softmax", "model.gated_mlp=false", "model.mlp_bias=true", "model.attention_bias=true",
          "model.hidden_act=gelu", "model.norm_type=layer_norm"],
         ["model.attention_type=softmax", "model.use_parallel_residual=true", "model.partial_rotary_factor=0.25"],
+        ["model.hidden_act=poly_norm", "model.lambda_init=[-0.01, 0.2, 0.3, 0.4, 0.5, 0.6]"],
+        ["model.num_attention_heads=8", "model.num_noise_heads=1", "model.num_key_value_heads=2"],
     ],
 )  # fmt: skip
 @pytest.mark.slow
@@ -308,6 +310,20 @@ def test_operations_are_those_that_torch_counts(kind):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=torch.zeros(1, 32, dtype=torch.int64))
     assert counter.get_total_flops() == 32 * forward_flops(model, 32, causal=False)
+
+
+def test_maps_that_heads_share_count_once():
+    """20 maps, not 32; the fast way lets the 4 second ones meet the values, too, and the eager one subtracts before."""
+    config = AntiphaseConfig(
+        attention_type="differential", vocab_size=64, hidden_size=48, intermediate_size=80, num_hidden_layers=3,
+        num_attention_heads=32, num_noise_heads=4, num_key_value_heads=8, head_dim=10,
+    )  # fmt: skip
+    model = AntiphaseForCausalLM(config).eval()
+    model.set_attn_implementation("eager")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(input_ids=torch.zeros(1, 32, dtype=torch.int64))
+    meeting = 3 * 2 * 32 * 4 * 20  # layers, a product and a sum, keys, second maps, width of a value
+    assert counter.get_total_flops() == 32 * (forward_flops(model, 32, causal=False) - meeting)
 
 
 def test_the_papers_3b_models():

@@ -18,7 +18,7 @@ from antiphase.config import load_preset
 from antiphase.models.initialization import initialize
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.ops.plain import plain_cross_entropies
-from antiphase.training import loop
+from antiphase.training import objective
 from antiphase.training.distributed import processes
 from antiphase.training.objective import NextTokenLoss
 from antiphase.training.optimizer import build_optimizer
@@ -63,7 +63,7 @@ class Counted(TorchDispatchMode):
         return out
 
 
-@patch.object(loop, "cross_entropies", plain_cross_entropies)
+@patch.object(objective, "cross_entropies", plain_cross_entropies)
 def counted_step(run, group):
     """What one step of a run takes in one of the processes of a group, which divide it as a run's own processes do.
 

@@ -106,6 +106,7 @@ BLOCKS = {
     "qwen3": ("model.attention_type=differential_v2", "model.use_qk_norm=true", "model.qkv_bias=true",
               "model.norm_type=zero_centered_rms_norm", "model.layer_types=[full_attention, sliding_attention]",
               "model.sliding_window=6"),
+    "motif": ("model.hidden_act=poly_norm", "model.lambda_init=[-0.01, 0.2]"),
 }  # fmt: skip
 """With what blocks of other decoders have: biases of sums, norms of queries and keys, windows."""
 

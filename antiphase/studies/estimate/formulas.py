@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from antiphase.layers.mlp import LEARNED
 from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.tensor_plan import divides_mlp
 
 FULL = 4
 """Bytes of an fp32 number: weights, gradients, moments and the loss are fp32 in any precision."""
@@ -153,32 +155,49 @@ def kept_by_block(sizes: Sizes, step: Step) -> int:
 
     Each operation keeps what its derivative reads: a norm its input (the residual stream, h, fp32), a product its input
     (the norm's output, h), attention its queries, keys and values (W + 2K) and two statistics of each map and token in
-    fp32, V1's head norm the heads' outputs (W), the output projection its input (W; softmax attention has no norm, so
-    these are one tensor), SwiGLU gate, its swish and up, and the last product their product (4f); an MLP without a gate
-    its first product and the activation (2f). Queries are rotated into new tensors, and the projections' own outputs
-    go, but norms of queries and keys keep them (W + K). Attention and MLP in parallel have one input. Norms compute in
-    fp32: under autocast their outputs are converted for the product, which keeps the bf16 copy, and V1's head norm
-    keeps its input as fp32. (What is counted is PyTorch's operation. The Triton kernel of that norm, which CUDA devices
-    take unless the model is compiled, keeps its input in bf16.) If GPUs share the sequences, attention keeps the heads'
-    outputs (W) as it has them, too, because they are sent before they are used.
+    fp32 (where heads share second maps, the outputs of these as well, in fp32), V1's head norm the heads' outputs (W),
+    the output projection its input (W; softmax attention has no norm, so these are one tensor), SwiGLU gate, its swish
+    and up, and the last product their product (4f); an MLP without a gate its first product and the activation (2f).
+    PolyNorm keeps x, x², x³ and what is made of each, in fp32 (6f, in place of the gate). Queries are rotated into new
+    tensors, and the projections' own outputs go, but norms of queries and keys keep them (W + K). Attention and MLP in
+    parallel have one input. Norms compute in fp32: under autocast their outputs are converted for the product, which
+    keeps the bf16 copy, and V1's head norm keeps its input as fp32. (What is counted is PyTorch's operation. The Triton
+    kernel of that norm, which CUDA devices take unless the model is compiled, keeps its input in bf16.) If GPUs share
+    the sequences, attention keeps the heads' outputs (W) as it has them, too, because they are sent before they are
+    used.
     """
     config, e, hidden = sizes.config, step.width, sizes.config.hidden_size
     query, key, out = query_width(config), key_width(config, step.context), output_width(config)
     residual = (1 if config.use_parallel_residual else 2) * hidden * FULL
     inputs = 2 * hidden * e
-    attention = (query + 2 * key) * e + 2 * query // config.head_dim * FULL
+    attention = (query + 2 * key) * e + (2 * maps(config) + shared_width(config)) * FULL
     heads = out * (FULL + e) if has_head_norm(config) else out * e
     if step.context > 1:
         heads += out * e
     if config.use_qk_norm:
         attention += (query_width(config) + key_width(config)) * FULL
     mlp = (4 if config.gated_mlp else 2) * config.intermediate_size * e
+    if config.hidden_act in LEARNED:
+        mlp += config.intermediate_size * (6 * FULL - e)
     return step.tokens * (residual + inputs + attention + heads + mlp)
 
 
 def query_width(config: AntiphaseConfig) -> int:
     """Width of all query maps: V2 has two for each of its outputs, and as many outputs as maps of a softmax layer."""
     return int(config.num_attention_heads * config.head_dim)
+
+
+def maps(config: AntiphaseConfig) -> int:
+    """Softmax maps that are formed: V1's heads may share their second ones."""
+    heads = config.num_attention_heads // 2
+    return int(config.num_attention_heads if config.num_noise_heads is None else heads + config.num_noise_heads)
+
+
+def shared_width(config: AntiphaseConfig) -> int:
+    """Width of the outputs of all second maps, if heads share them."""
+    formed = maps(config)
+    is_shared = formed < config.num_attention_heads
+    return int(2 * config.head_dim * (formed - config.num_attention_heads // 2)) if is_shared else 0
 
 
 def key_width(config: AntiphaseConfig, context: int = 1) -> int:
@@ -369,5 +388,8 @@ def _summed(config: AntiphaseConfig, step: Step) -> int:
     if config.attention_type == "differential" and config.second_map != "none":
         shared += {"exponential": 4 * config.head_dim, "scalar": 1}.get(config.lambda_form or "exponential", 0)
     shared += 2 * config.head_dim * config.use_qk_norm
-    shared += config.hidden_size * (config.attention_bias + config.mlp_bias)
+    shared += config.hidden_size * config.attention_bias
+    if not divides_mlp(config):  # whole on every GPU
+        return step.tokens * config.hidden_size * (outputs - step.width + FULL) + FULL * shared
+    shared += config.hidden_size * config.mlp_bias
     return step.tokens * config.hidden_size * (outputs + 2 * FULL) + FULL * shared

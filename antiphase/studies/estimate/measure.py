@@ -14,6 +14,7 @@ from antiphase.config import Preset, RunSettings, arm_run, load_preset
 from antiphase.errors import InputError
 from antiphase.folders.ownership import check_empty, make_folder
 from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.tensor_plan import divides_mlp
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.records import Record, finite
 from antiphase.studies.estimate import GIGA, GPUS, EstimatedRun, Estimates, EstimateSettings
@@ -76,7 +77,8 @@ def part_of(run: RunSettings) -> Sizes:
     assert config.num_key_value_heads  # the configuration has filled it in
     config.num_attention_heads //= count
     config.num_key_value_heads //= count
-    config.intermediate_size //= count
+    if divides_mlp(config):
+        config.intermediate_size //= count
     return _sized(config)[1]
 
 
