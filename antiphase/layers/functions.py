@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -285,8 +285,8 @@ def softmax_attention(
     if found is not None:
         return found.transpose(1, 2)
     if (parts := value.shape[1] // key.shape[1]) > 1:  # PyTorch's fast paths need values as wide as queries
-        own = {"is_causal": is_causal, "sliding_window": sliding_window, "scale": scale}
-        return torch.cat([softmax_attention(query, key, value[:, i::parts], mask, **own) for i in range(parts)], dim=-1)
+        run = partial(softmax_attention, is_causal=is_causal, sliding_window=sliding_window, scale=scale)
+        return torch.cat([run(query, key, value[:, i::parts], mask) for i in range(parts)], dim=-1)
     grouped = query.shape[1] != key.shape[1]
     if mask is None and sliding_window is None and (not is_causal or queries in (1, keys)):
         out = scaled_dot_product_attention(

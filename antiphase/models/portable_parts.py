@@ -75,12 +75,14 @@ def subtracting_halves(ordinary: AttentionFunction) -> AttentionFunction:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *, lam: Tensor, **kwargs: Any
     ) -> tuple[Tensor, None]:
         if (shared := sharing_second_map(module, query.shape[1] // 2, None)) > 1:
-            outputs = []
-            for maps, keys in apart(query, key, shared):
+
+            def outputs(maps: Tensor, keys: Tensor) -> Tensor:
                 with grouped(module, maps.shape[1] // keys.shape[1]):
                     halves = [ordinary(module, maps, keys, value[:, i::2], mask, **kwargs)[0] for i in range(2)]
-                outputs.append(torch.cat(halves, dim=-1))
-            return subtracted(*outputs, lam), None
+                return torch.cat(halves, dim=-1)
+
+            signal, noise = apart(query, key, shared)
+            return subtracted(outputs(*signal), outputs(*noise), lam), None
         groups = key.shape[1] // 2
         pairs = query.unflatten(1, (groups, -1, 2))  # (B, G, H / G, 2, N, d)
         by_key = pairs.transpose(2, 3).flatten(1, 3)  # (B, 2H, N, d)

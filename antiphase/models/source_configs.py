@@ -158,9 +158,11 @@ class MotifConfig(SourceConfig):
     @property
     def maps(self) -> int:
         """Softmax maps as they are counted here: two for each head."""
-        noise, queries = self.num_noise_heads, self.num_attention_heads
+        noise: Any = self.num_noise_heads
+        queries: Any = self.num_attention_heads  # of a file: whatever it holds
         if noise is None:
-            return queries
+            found: int = queries
+            return found
         if not isinstance(noise, int) or not isinstance(queries, int) or not 1 <= noise < queries or queries % noise:
             raise InputError(
                 f"SOURCE has num_noise_heads={noise!r} in its config.json, which must divide its num_attention_heads "

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from antiphase.errors import InputError
+from antiphase.layers.attention import check_counts
 from antiphase.layers.differential import VECTORS
 from antiphase.layers.lambdas import lambda_init
 from antiphase.layers.mlp import ACTIVATIONS
@@ -174,6 +175,8 @@ def read_as_ours(config: PreTrainedConfig, *, dtype: torch.dtype | None = None) 
         InputError: the configuration has a value that cannot be expressed here; the message names the field.
     """
     kind = ARCHITECTURES[config.model_type]
+    counts = ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    check_counts({name: getattr(config, name) for name in counts}, counts)
     refuse_values(config, {"hidden_act": tuple(ACTIVATIONS), "is_causal": (True,), **kind.only})
     fields: dict[str, Any] = dict(kind.implied)
     for name in dict.fromkeys([*SIZES, *kind.also, *kind.renamed]):

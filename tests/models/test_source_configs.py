@@ -330,6 +330,8 @@ def test_motif_is_converted_by_its_formulas(tmp_path, form):
     ({"kv_lora_rank": 14}, "kv_lora_rank=14 makes it a Motif-3"),
     ({**GROUPED, "num_noise_heads": 3}, "num_noise_heads=3 .* must divide its num_attention_heads"),
     ({**GROUPED, "num_noise_heads": 0}, "num_noise_heads=0"),
+    ({"num_attention_heads": 0}, "num_attention_heads must be a whole number of at least 1, got 0"),
+    ({"num_hidden_layers": "2"}, "num_hidden_layers must be a whole number of at least 1, got '2'"),
     ({"intermediate_size": "left out"}, "intermediate_size is missing"),
     ({"tensors": {"model.layers.0.self_attn.q_norm.weight": torch.ones(3)}}, "no place for .*q_norm.weight"),
     ({"tensors": {"model.layers.1.mlp.act_fn.bias": None}}, r"no weights for model\.layers\.1\.mlp\.act_fn\.bias"),
