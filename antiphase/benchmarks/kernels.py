@@ -14,6 +14,7 @@ from antiphase.benchmarks.schemes import OURS, Case, work
 from antiphase.benchmarks.timing import paired_times, product_rate
 from antiphase.errors import InputError
 from antiphase.ops.native.library import KERNELS, LOOPS, kernels, run_loop, why_not_built
+from antiphase.ops.shapes import has_bf16_instructions
 from antiphase.records import Record
 
 HEADS, WIDTH, LENGTH = 8, 64, 4096
@@ -57,8 +58,8 @@ def benchmark_kernels(
 def _rows(dtype: torch.dtype, seed: int, *, quick: bool) -> list[dict[str, Any]]:
     """Loops and whole calls in one dtype, in the current number of threads."""
     # Where the processor has no products of bf16, PyTorch's crawl, and kernels multiply in fp32.
-    product = max(product_rate(known) for known in {dtype, torch.float32}) / 1e9
-    read = reading_rate() / 1e9
+    multiplied = torch.float32 if dtype == torch.bfloat16 and not has_bf16_instructions() else dtype
+    product, read = product_rate(multiplied) / 1e9, reading_rate() / 1e9
     low = LOW_SHARE_OF_TILES if dtype == torch.bfloat16 and kernels().startswith(TILES) else LOW_SHARE
     found = []
 
