@@ -19,17 +19,29 @@ FP32_TARGETS = {"forward": "0.75 / 0.85 / 1.00", BOTH: "0.65 / 0.80 / 1.00"}
 RATIO_HEAD = "time ratio, below 1 is faster; quartiles in brackets"
 
 
+PROCESSORS = {
+    "AMD EPYC, AVX-512 BF16, before": "benchmark-attention",
+    "AMD EPYC, AVX2, before": "processors/avx2-attention-before",
+    "AMD EPYC, AVX2": "processors/avx2-attention",
+}
+"""Records of the operator by processor; before: the broadcasts of the kernels were additions."""
+METERS = {"AMD EPYC, AVX2": "processors/avx2-kernels"}
+"""Records of the kernels alone."""
+
+
 @cache
-def values() -> dict[str, Any]:
-    """The values of the benchmark's record."""
-    return Record.load(ROOT / "docs/records/benchmark-attention.json").values
+def values(name: str = "benchmark-attention") -> dict[str, Any]:
+    """The values of a benchmark's record."""
+    return Record.load(ROOT / f"docs/records/{name}.json").values
 
 
-def ratio(task: str, dtype: str, length: int, subject: str, baseline: str, width: int = 64) -> str:
+def ratio(
+    task: str, dtype: str, length: int, subject: str, baseline: str, width: int = 64, name: str = "benchmark-attention"
+) -> str:
     """One cell of the operator's benchmark, relative to the fastest form of the baseline; a dash if missing."""
     wanted = (task, dtype, length, subject, width)
     keys = ("task", "dtype", "length", "subject", "width")
-    rows = [row for row in values()["rows"] if kind_of(row["baseline"]) == baseline]
+    rows = [row for row in values(name)["rows"] if kind_of(row["baseline"]) == baseline]
     found = [row for row in rows if tuple(row[k] for k in keys) == wanted]
     return ratio_text(fastest_baseline(found)) if found else "–"
 
@@ -78,6 +90,39 @@ def short() -> list[list[str]]:
         ],
         targets=False,
     )
+
+
+def by_processor() -> list[list[str]]:
+    """V1 against softmax on PyTorch's attention, a column a processor."""
+    rows = [(task, dtype, length) for task in ("forward", BOTH) for dtype in SHORT for length in LENGTHS[:2]]
+    rows += [("decode", dtype, length) for dtype in SHORT for length in CACHE_LENGTHS[:3]]
+    return [["V1 / softmax", *PROCESSORS]] + [
+        [
+            f"{task}, {SHORT[dtype]}, {length:,}",
+            *(ratio(task, dtype, length, "V1", "softmax", name=name) for name in PROCESSORS.values()),
+        ]
+        for task, dtype, length in rows
+    ]
+
+
+def shares() -> list[list[str]]:
+    """The kernels' inner loops and whole calls as shares of the machine's own rate, with one thread and with all."""
+    found = [["share of the machine's rate: one thread, all", *METERS]]
+    of = {name: {(row["what"], row["dtype"], row["threads"]): row for row in values(name)["rows"]}
+          for name in METERS.values()}  # fmt: skip
+    first = next(iter(of.values()))
+    for what, dtype in dict.fromkeys((what, dtype) for what, dtype, _ in first):
+        cells = []
+        for rows in of.values():
+            own = [
+                row for (a, b, _), row in sorted(rows.items(), key=lambda item: item[0][2]) if (a, b) == (what, dtype)
+            ]
+            if own[0]["share"] is None:
+                cells.append(", ".join(f"{row['rate']:.2g} {row['unit']}" for row in own))
+            else:
+                cells.append(", ".join(f"{100 * row['share']:.0f} %" for row in own))
+        found.append([f"{what}, {SHORT[dtype]}", *cells])
+    return found
 
 
 def further_calls() -> list[list[str]]:

@@ -410,6 +410,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "gpu-profile": gpu_tables.profile,
     "gpu-pairs": gpu_tables.pairs,
     "gpu-controls": gpu_tables.controls,
+    "processors": operator_tables.by_processor,
+    "shares": operator_tables.shares,
     "losses": operator_tables.losses,
     "loops": loops,
     "dependency": lambda: of_report("dependency", accuracies),

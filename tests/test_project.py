@@ -182,6 +182,7 @@ def test_every_time_ratio_on_a_page_stands_in_a_record(page):
 
     names = [f"benchmark-{name}" for name in ("attention", "model", "losses")]
     names += [f"gpu-h200/{name}" for name in ("attention", "attention-graphs", "model")]
+    names += ["processors/avx2-attention", "processors/avx2-attention-before"]
     records = [Record.load(ROOT / f"docs/records/{name}.json") for name in names]
     rows = [row for record in records for row in (*record.values["rows"], *record.values.get("conditions", []))]
     rows_of = runpy.run_path(str(ROOT / "benchmarks" / "gpu_tables.py"))["rows_of"]
@@ -194,7 +195,7 @@ def test_every_time_ratio_on_a_page_stands_in_a_record(page):
 
 
 @pytest.mark.parametrize(("page", "tables"), [
-    ("README.md", 3), ("docs/performance.md", 18), ("docs/calibration.md", 5), ("docs/results.md", 9),
+    ("README.md", 3), ("docs/performance.md", 20), ("docs/calibration.md", 5), ("docs/results.md", 9),
     ("docs/pairs.md", 2), ("docs/reproduction.md", 5), ("docs/line.md", 6), ("docs/reliability.md", 4),
     ("docs/huggingface.md", 3), ("docs/studies.md", 32), ("docs/cluster.md", 2), ("docs/real-model.md", 23),
 ])  # fmt: skip

@@ -138,8 +138,8 @@ def kernels(record: Record) -> Table | None:
     note = (
         f"Native kernels: {record.values['kernels']}, on {record.environment['processor']}. This machine: a large "
         "matrix product by PyTorch, in the same type, or in fp32 if the processor has no products of bf16; for "
-        "decoding, a sum over memory. Inner loops run on data in the first cache. Whole calls: 8 differential heads of width 64, 4,096 "
-        "tokens; decoding with 16,384 keys."
+        "decoding, a sum over memory. Inner loops run on data in the first cache. Whole calls: 8 differential heads "
+        "of width 64, 4,096 tokens; decoding with 16,384 keys."
     )
     return table_of("Speed of the kernels", columns, rows, note)
 
