@@ -188,7 +188,7 @@ def test_maps_that_do_not_lead_to_the_output_are_refused(monkeypatch):
 
 def test_keys_that_a_layer_chooses_for_eager_attention_only_are_not_forgotten():
     model = built(lambda: hf.AutoModelForCausalLM.from_config(config_of("causal", "deepseek_v32")), torch.float32)
-    said = "a deepseek_v32 model does not support the arguments indices of DeepseekV32Attention; antiphase look"
+    said = "a deepseek_v32 model does not support the arguments indices of DeepseekV32Attention; antiphase evaluate"
     with pytest.raises(ValueError, match=said):
         attention_statistics(model, **inputs_of("deepseek_v32"))
 
