@@ -9,7 +9,6 @@ Usage: python tools/code_size.py
 from __future__ import annotations
 
 import ast
-import subprocess
 import tokenize
 import tomllib
 from collections import Counter
@@ -28,6 +27,8 @@ PARTS = {
 }
 """Folders, and the part of the budget to which they count."""
 WORDS = "words"
+WRITTEN = ("docs", "antiphase", "tests")
+"""Folders with pages of Markdown, and the repository's own."""
 LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 SILENT = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
@@ -64,18 +65,15 @@ def long_functions(path: Path, lines: set[int]) -> Iterator[tuple[str, int]]:
 
 
 def sizes() -> dict[str, Counter[str]]:
-    """Lines of code of each part by package, and words of Markdown by file, of what git knows."""
-    listed = subprocess.run(["git", "ls-files", "*.py", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    """Lines of code of each part by package, and words of Markdown by file."""
     found: dict[str, Counter[str]] = {part: Counter() for part in budget()}
-    for name in listed.stdout.splitlines():
-        path = ROOT / name
-        if not path.is_file():  # deleted, and not committed yet
-            continue
-        if name.endswith(".md"):
-            found[WORDS][name] += len(path.read_text(encoding="utf-8").split())
-        elif (part := PARTS.get(Path(name).parts[0])) is not None:
-            below = Path(name).parts[1:]
+    for folder, part in PARTS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            below = path.relative_to(ROOT / folder).parts
             found[part][below[0] if len(below) > 1 else "modules"] += len(code_lines(path))
+    pages = [*ROOT.glob("*.md"), *(path for folder in WRITTEN for path in (ROOT / folder).rglob("*.md"))]
+    for path in pages:
+        found[WORDS][str(path.relative_to(ROOT))] += len(path.read_text(encoding="utf-8").split())
     return found
 
 
