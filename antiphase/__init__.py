@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 from antiphase.models.first_use import after_import, before_first_use
 
 if TYPE_CHECKING:
-    from antiphase.baselines.models.configs import ConvolutionConfig as ConvolutionConfig
-    from antiphase.baselines.models.configs import RecurrentConfig as RecurrentConfig
-    from antiphase.baselines.models.configs import SequenceToSequenceConfig as SequenceToSequenceConfig
-    from antiphase.baselines.models.configs import VanillaConfig as VanillaConfig
-    from antiphase.baselines.models.word_vectors import set_word_vectors as set_word_vectors
+    from antiphase.attention.statistics import AttentionStatistics as AttentionStatistics
+    from antiphase.attention.statistics import attention_statistics as attention_statistics
     from antiphase.calibration.apply import calibrated as calibrated
     from antiphase.calibration.plan import CalibrationPlan as CalibrationPlan
     from antiphase.calibration.search import search_calibration as search_calibration
+    from antiphase.lab.lineage.models.configs import ConvolutionConfig as ConvolutionConfig
+    from antiphase.lab.lineage.models.configs import RecurrentConfig as RecurrentConfig
+    from antiphase.lab.lineage.models.configs import SequenceToSequenceConfig as SequenceToSequenceConfig
+    from antiphase.lab.lineage.models.configs import VanillaConfig as VanillaConfig
+    from antiphase.lab.lineage.models.word_vectors import set_word_vectors as set_word_vectors
     from antiphase.layers.drop_in import DifferentialAttention as DifferentialAttention
     from antiphase.layers.drop_in import DifferentialAttentionV2 as DifferentialAttentionV2
     from antiphase.models.configuration import AntiphaseConfig as AntiphaseConfig
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from antiphase.models.transformer import AntiphaseForTokenClassification as AntiphaseForTokenClassification
     from antiphase.models.transformer import AntiphaseModel as AntiphaseModel
     from antiphase.ops.api import differential_attention as differential_attention
-    from antiphase.probing.statistics import AttentionStatistics as AttentionStatistics
-    from antiphase.probing.statistics import attention_statistics as attention_statistics
 
 __version__ = "0.1.0"
 
@@ -41,16 +41,16 @@ _HOME = {
     "AntiphaseForCausalLM": "antiphase.models.transformer",
     "AntiphaseForSequenceClassification": "antiphase.models.transformer",
     "AntiphaseForTokenClassification": "antiphase.models.transformer",
-    "RecurrentConfig": "antiphase.baselines.models.configs",
-    "ConvolutionConfig": "antiphase.baselines.models.configs",
-    "VanillaConfig": "antiphase.baselines.models.configs",
-    "SequenceToSequenceConfig": "antiphase.baselines.models.configs",
-    "set_word_vectors": "antiphase.baselines.models.word_vectors",
+    "RecurrentConfig": "antiphase.lab.lineage.models.configs",
+    "ConvolutionConfig": "antiphase.lab.lineage.models.configs",
+    "VanillaConfig": "antiphase.lab.lineage.models.configs",
+    "SequenceToSequenceConfig": "antiphase.lab.lineage.models.configs",
+    "set_word_vectors": "antiphase.lab.lineage.models.word_vectors",
     "DifferentialAttention": "antiphase.layers.drop_in",
     "DifferentialAttentionV2": "antiphase.layers.drop_in",
     "differential_config": "antiphase.models.differential_configs",
-    "attention_statistics": "antiphase.probing.statistics",
-    "AttentionStatistics": "antiphase.probing.statistics",
+    "attention_statistics": "antiphase.attention.statistics",
+    "AttentionStatistics": "antiphase.attention.statistics",
     "CalibrationPlan": "antiphase.calibration.plan",
     "calibrated": "antiphase.calibration.apply",
     "search_calibration": "antiphase.calibration.search",
@@ -74,7 +74,7 @@ def __dir__() -> list[str]:
 
 
 def _register_configuration() -> None:
-    from antiphase.baselines.models.registration import register_configurations
+    from antiphase.lab.lineage.models.registration import register_configurations
     from antiphase.models.registration import register_configuration
 
     register_configuration()
@@ -82,7 +82,7 @@ def _register_configuration() -> None:
 
 
 def _register_models() -> None:
-    from antiphase.baselines.models import registration as baselines
+    from antiphase.lab.lineage.models import registration as baselines
     from antiphase.models.registration import register_models
 
     register_models()
@@ -94,7 +94,7 @@ def _register_differential_configurations() -> None:
 
 
 def _register_attention() -> None:
-    importlib.import_module("antiphase.interface")
+    importlib.import_module("antiphase.attention.interface")
 
 
 def _register_adapters() -> None:

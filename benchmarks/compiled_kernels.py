@@ -23,13 +23,13 @@ from rich.console import Console
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from antiphase.folders.ownership import check_empty
+from antiphase.base.folders.ownership import check_empty
+from antiphase.base.records import Record
 from antiphase.ops.triton import launch
 from antiphase.ops.triton.backward import deltas_kernel, keys_kernel, queries_kernel
 from antiphase.ops.triton.decode import join_kernel, span_kernel
 from antiphase.ops.triton.few import MOST_SPANS
 from antiphase.ops.triton.forward import forward_kernel
-from antiphase.records import Record
 
 ARCHITECTURES = (80, 90, 100)
 WIDTHS = (64, 128)

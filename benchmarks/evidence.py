@@ -27,20 +27,20 @@ import yaml
 from json_lines import Line, append
 from rich.console import Console
 
-from antiphase.config import RunSettings, load_preset
-from antiphase.data.prepare import prepare
-from antiphase.errors import InputError, Interrupted
-from antiphase.execution.local import LocalPool
-from antiphase.folders.contents import check_content
-from antiphase.records import Record, finite
-from antiphase.scoring.likelihood import negative_log_likelihoods
-from antiphase.scoring.loading import load_model
-from antiphase.studies.jobs import Job, run_jobs
-from antiphase.studies.runs import run_of
-from antiphase.studies.tune.measure import gradient_spikes
-from antiphase.training.device import choose_device
-from antiphase.training.run_folder import SETTINGS, check_run, read_metrics
-from antiphase.typed import build
+from antiphase.base.errors import InputError, Interrupted
+from antiphase.base.folders.contents import check_content
+from antiphase.base.records import Record, finite
+from antiphase.base.typed import build
+from antiphase.lab.scoring.likelihood import negative_log_likelihoods
+from antiphase.lab.scoring.loading import load_model
+from antiphase.lab.settings.presets import RunSettings, load_preset
+from antiphase.lab.studies.jobs import Job, run_jobs
+from antiphase.lab.studies.runs import run_of
+from antiphase.lab.studies.tune.measure import gradient_spikes
+from antiphase.lab.text.prepare import prepare
+from antiphase.lab.training.device import choose_device
+from antiphase.lab.training.execution.local import LocalPool
+from antiphase.lab.training.run_folder import SETTINGS, check_run, read_metrics
 
 STUDIES = Path(__file__).with_suffix(".yaml")
 RECORDS = Path("docs/records/evidence")

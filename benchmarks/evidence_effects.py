@@ -1,7 +1,7 @@
 """Effects of the factors of a study in ``evidence.yaml`` on the held-out loss, with intervals; steps until runs learn.
 
 Every seed, a block, contains every combination of levels once. Contrasts of combinations and their intervals are those
-of ``antiphase.uncertainty.blocks``. The held-out text is what it is, two books: intervals do not cover other books.
+of ``antiphase.lab.statistics.blocks``. The held-out text is what it is, two books: intervals do not cover other books.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from json_lines import lines
 
-from antiphase.uncertainty.blocks import Blocks, Contrast
+from antiphase.lab.statistics.blocks import Blocks, Contrast
 
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "docs/records/evidence"

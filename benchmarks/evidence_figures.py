@@ -20,8 +20,8 @@ from evidence import studies
 from evidence_effects import Results, runs_of, steps_by_level
 from evidence_tables import found
 
-from antiphase.report.figures import figure_bytes
-from antiphase.report.plots import COLOURS, LINES, MARKERS, PERCENT, STYLE
+from antiphase.lab.pages.figures import figure_bytes
+from antiphase.lab.pages.plots import COLOURS, LINES, MARKERS, PERCENT, STYLE
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs/images"
 GAPS = {"steps": "one setting for both arms", "steps-own": "each arm's own setting"}

@@ -15,10 +15,10 @@ from typing import Any
 from evidence import Choice, best_of, count, studies
 from evidence_effects import Effect, Levels, Results, compared, described, results, runs_of, steps_by_level
 
-from antiphase.studies.tune.measure import BEFORE
-from antiphase.uncertainty.blocks import Contrast
-from antiphase.uncertainty.intervals import mean_interval
-from antiphase.uncertainty.survival import compare_steps, survival
+from antiphase.lab.statistics.blocks import Contrast
+from antiphase.lab.statistics.intervals import mean_interval
+from antiphase.lab.statistics.survival import compare_steps, survival
+from antiphase.lab.studies.tune.measure import BEFORE
 
 DEPARTURES = {
     "V1": "softmax", "gated softmax": "softmax", "sink logits": "softmax", "DEX from the first step": "softmax",

@@ -21,7 +21,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from rich.console import Console
 
-from antiphase.records import Record
+from antiphase.base.records import Record
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 from full_run import outcomes
@@ -34,8 +34,9 @@ TESTS = (
     "tests/ops/test_api.py", "tests/ops/test_reference.py", "tests/ops/test_blockwise.py", "tests/layers",
     "tests/models/test_transformer.py", "tests/models/test_attention.py", "tests/models/test_configuration.py",
     "tests/models/test_conversion.py", "tests/models/test_checkpoints.py", "tests/models/test_other_tools.py",
-    "tests/models/test_portable.py", "tests/calibration", "tests/data", "tests/report", "tests/test_cli.py",
-    "tests/test_imports.py", "tests/test_interface.py", "tests/test_records.py", "tests/training/test_loop.py",
+    "tests/models/test_portable.py", "tests/calibration", "tests/lab/text", "tests/lab/pages", "tests/cli/test_cli.py",
+    "tests/test_imports.py", "tests/attention/test_interface.py", "tests/base/test_records.py",
+    "tests/lab/training/test_loop.py",
 )  # fmt: skip
 """Files and folders; their slow tests are left out."""
 

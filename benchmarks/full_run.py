@@ -25,8 +25,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from antiphase.base.records import Record, environment
 from antiphase.ops.native import build
-from antiphase.records import Record, environment
 
 ROOT = Path(__file__).parent.parent
 RECORDS = "docs/records"

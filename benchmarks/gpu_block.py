@@ -32,15 +32,15 @@ import pyarrow
 import pyarrow.parquet
 from programme_runs import WORK, Run, execute, runs_of, settings_of, studies
 
-from antiphase.config import RunSettings, load_preset
-from antiphase.data.corpora import documents
-from antiphase.data.vocabulary import tokenizer_for
-from antiphase.data.workers import cores
-from antiphase.errors import InputError, Interrupted
-from antiphase.execution.local import LocalPool
-from antiphase.records import Record, finite
-from antiphase.studies.extend.measure import extension
-from antiphase.studies.jobs import Job, run_jobs
+from antiphase.base.errors import InputError, Interrupted
+from antiphase.base.records import Record, finite
+from antiphase.lab.settings.presets import RunSettings, load_preset
+from antiphase.lab.studies.extend.measure import extension
+from antiphase.lab.studies.jobs import Job, run_jobs
+from antiphase.lab.text.corpora import documents
+from antiphase.lab.text.vocabulary import tokenizer_for
+from antiphase.lab.text.workers import cores
+from antiphase.lab.training.execution.local import LocalPool
 
 STUDY, PREPARED = "e/runs", Path("runs/gpu-block")
 LONG, LONG_STEPS, READ = 4096, 275, 8192

@@ -24,8 +24,8 @@ from gpu_hour_kernels import check_kernels, time_attention, time_models
 from gpu_hour_profile import profile_steps
 from gpu_hour_stage import Stage
 
-from antiphase.errors import InputError, Interrupted
-from antiphase.training.device import choose_device
+from antiphase.base.errors import InputError, Interrupted
+from antiphase.lab.training.device import choose_device
 
 MINUTES = {"kernels": 2.3, "attention": 4.0, "model": 4.0, "profile": 1.0}
 """Minutes of each stage, unless --minutes is given."""

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from gpu_hour_stage import Kept, Stage, lines_of
 
-from antiphase.benchmarks import attention, block_sizes, model
-from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU
-from antiphase.benchmarks.schemes import Case
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
+from antiphase.base.records import Record
+from antiphase.lab.speed import attention, block_sizes, model
+from antiphase.lab.speed.gpu_schemes import COMPARED_ON_GPU
+from antiphase.lab.speed.schemes import Case
 from antiphase.ops.triton.launch import INTERPRETED, Blocks
-from antiphase.records import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = "tests/ops/triton"

@@ -10,7 +10,7 @@ import torch
 from gpu_hour_kernels import model_setting
 from gpu_hour_stage import Kept, Stage
 
-from antiphase.benchmarks.model import OURS, OURS_V2, SOFTMAX, Setting, models_of, training_step
+from antiphase.lab.speed.model import OURS, OURS_V2, SOFTMAX, Setting, models_of, training_step
 
 STEPS, WARM_UP = 3, 3
 SHOWN = 40

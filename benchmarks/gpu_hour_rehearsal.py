@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from antiphase.records import Record
+from antiphase.base.records import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("kernels", "attention", "model", "profile")

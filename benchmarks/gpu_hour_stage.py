@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from antiphase.errors import InputError
-from antiphase.records import Record, finite
+from antiphase.base.errors import InputError
+from antiphase.base.records import Record, finite
 
 SPARE = 20.0
 """Seconds that a stage keeps in reserve, for finishing its current work and for writing."""
@@ -81,7 +81,7 @@ class Kept:
             self.pieces = before.values["pieces"]
 
     def __call__(self, name: str, work: Callable[[], Any]) -> Any:
-        """As ``antiphase.benchmarks.pieces.Piece``."""
+        """As ``antiphase.lab.speed.pieces.Piece``."""
         if name not in self.pieces:
             if self.stage.left <= 0:
                 self.stage.say(f"no time left for {name}")

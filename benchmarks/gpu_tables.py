@@ -7,7 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from antiphase.benchmarks.gpu_schemes import (
+from antiphase.base.records import Record
+from antiphase.lab.pages.benchmarks import ratio_text
+from antiphase.lab.speed.gpu_schemes import (
     BY_BLOCKS,
     BY_BLOCKS_V2,
     BY_PRODUCTS,
@@ -22,12 +24,10 @@ from antiphase.benchmarks.gpu_schemes import (
     FUSED,
     FUSED_V2,
 )
-from antiphase.benchmarks.model import COMPILED, DIFFLLAMA, LLAMA, OURS, OURS_V2, SOFTMAX_ON_FLASH
-from antiphase.benchmarks.model import SOFTMAX as SOFTMAX_MODEL
-from antiphase.benchmarks.schemes import Scheme
-from antiphase.records import Record
-from antiphase.report.benchmarks import ratio_text
-from antiphase.uncertainty.blocks import Blocks
+from antiphase.lab.speed.model import COMPILED, DIFFLLAMA, LLAMA, OURS, OURS_V2, SOFTMAX_ON_FLASH
+from antiphase.lab.speed.model import SOFTMAX as SOFTMAX_MODEL
+from antiphase.lab.speed.schemes import Scheme
+from antiphase.lab.statistics.blocks import Blocks
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs/records/gpu-h200"
 BOTH = "forward + backward"

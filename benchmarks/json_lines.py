@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from antiphase.records import finite
+from antiphase.base.records import finite
 
 Line = dict[str, Any]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from evidence_effects import runs_of
 
-from antiphase.evaluations.retrieval_results import MapAllocation
+from antiphase.base.records import Record
+from antiphase.lab.measures.retrieval_results import MapAllocation
+from antiphase.lab.studies.compare.shown import shown
 from antiphase.layers.lambdas import lambda_init
-from antiphase.records import Record
-from antiphase.studies.compare.shown import shown
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs/records"
 SPANS = {"answer": "answer", "other_needles": "other facts", "filler": "filler"}

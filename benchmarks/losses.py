@@ -17,11 +17,11 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from antiphase.benchmarks.timing import paired_times, ratios
+from antiphase.base.records import Record
+from antiphase.lab.speed.timing import paired_times, ratios
 from antiphase.ops.layer import cross_entropies
 from antiphase.ops.native.library import why_not_built
 from antiphase.ops.plain import plain_cross_entropies
-from antiphase.records import Record
 
 SIZES = ((4096, 2048), (2048, 32_000), (512, 151_936))
 """Tokens and vocabularies: this project's presets, Llama 2 and Qwen 3."""

@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from antiphase.records import Record
-from antiphase.report.benchmarks import fastest_baseline, kind_of, ratio_text
+from antiphase.base.records import Record
+from antiphase.lab.pages.benchmarks import fastest_baseline, kind_of, ratio_text
 
 ROOT = Path(__file__).resolve().parent.parent
 LENGTHS = (1024, 4096, 16384)

@@ -32,19 +32,19 @@ import suites_tables
 import zoo_tables
 from operator_tables import RATIO_HEAD, SHORT
 
-from antiphase.baselines.commands.classify import ClassifierMean, Classify
-from antiphase.baselines.commands.translate import tables as translation
-from antiphase.baselines.studies.dependency.presentation import accuracies
-from antiphase.baselines.studies.gradients.presentation import gradient_ratios
-from antiphase.baselines.studies.throughput.presentation import speed_ratios
-from antiphase.records import Record
-from antiphase.report.benchmarks import conditions, ratio_text
-from antiphase.report.tables import Table
-from antiphase.studies.compare.shown import shown
-from antiphase.studies.compare.tables import headline
-from antiphase.studies.reproduce.presentation import claims, published
-from antiphase.studies.tune import Tune
-from antiphase.studies.tune.presentation import end_of, threshold_of
+from antiphase.base.records import Record
+from antiphase.lab.lineage.commands.classify import ClassifierMean, Classify
+from antiphase.lab.lineage.commands.translate import tables as translation
+from antiphase.lab.lineage.studies.dependency.presentation import accuracies
+from antiphase.lab.lineage.studies.gradients.presentation import gradient_ratios
+from antiphase.lab.lineage.studies.throughput.presentation import speed_ratios
+from antiphase.lab.pages.benchmarks import conditions, ratio_text
+from antiphase.lab.pages.tables import Table
+from antiphase.lab.studies.compare.shown import shown
+from antiphase.lab.studies.compare.tables import headline
+from antiphase.lab.studies.reproduce.presentation import claims, published
+from antiphase.lab.studies.tune import Tune
+from antiphase.lab.studies.tune.presentation import end_of, threshold_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = (

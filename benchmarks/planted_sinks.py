@@ -25,17 +25,17 @@ from scipy import stats
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from antiphase.base.folders.ownership import check_empty
+from antiphase.base.records import Record, finite
 from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.calibration.search import METHODS, search_calibration
-from antiphase.config import RunSettings
-from antiphase.data.prepare import symbols
-from antiphase.data.retrieval import RetrievalTask
-from antiphase.folders.ownership import check_empty
-from antiphase.records import Record, finite
-from antiphase.scoring.loading import load_model
-from antiphase.tasks.samples import Sample
-from antiphase.tasks.task_scores import log_probabilities, score_samples
-from antiphase.tasks.text_tasks import needle_task
+from antiphase.lab.scoring.loading import load_model
+from antiphase.lab.scoring.task_scores import log_probabilities, score_samples
+from antiphase.lab.settings.presets import RunSettings
+from antiphase.lab.text.prepare import symbols
+from antiphase.lab.text.retrieval import RetrievalTask
+from antiphase.lab.text.tasks.samples import Sample
+from antiphase.lab.text.tasks.text_tasks import needle_task
 
 CONSOLE = Console(highlight=False)
 SINK_WORDS = 10

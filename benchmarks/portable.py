@@ -27,7 +27,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 from release import ROOT, bare_environment
 
-from antiphase.records import Record
+from antiphase.base.records import Record
 
 CONSOLE = Console(highlight=False)
 PAGE = ROOT / "docs/huggingface.md"

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from antiphase import differential_attention
-from antiphase.records import Record
+from antiphase.base.records import Record
 
 HEADS, WIDTH, CALLS, SHOWN = 8, 64, 3, 8
 

@@ -4,7 +4,7 @@
 
 A study is its claim (``docs/records/programme/STUDY/claim.json``, written before its runs) and its entry ``STUDY/runs``
 in ``programme.yaml``, whose arms ran at the rates that ``STUDY/rates`` chose. Steps to learn are compared by survival
-analysis, losses in blocks (``antiphase.uncertainty``).
+analysis, losses in blocks (``antiphase.lab.statistics``).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from evidence_tables import Rows, markdown
 from json_lines import Line
 from programme_runs import LEARNED, lines, steps_to
 
-from antiphase.errors import InputError
-from antiphase.uncertainty.blocks import Blocks
-from antiphase.uncertainty.survival import compare_steps, survival
-from antiphase.uncertainty.verdicts import MARGIN, verdict
+from antiphase.base.errors import InputError
+from antiphase.lab.statistics.blocks import Blocks
+from antiphase.lab.statistics.survival import compare_steps, survival
+from antiphase.lab.statistics.verdicts import MARGIN, verdict
 
 WELL = 0.9
 """First-query accuracy at which a run has learned to retrieve well."""

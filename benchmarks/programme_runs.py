@@ -29,14 +29,14 @@ from evidence import block_losses
 from json_lines import Line
 from rich.console import Console
 
-from antiphase.config import RunSettings, arm_run, load_preset
-from antiphase.data.workers import cores
-from antiphase.errors import DivergedError, InputError, Interrupted
-from antiphase.execution.local import LocalPool
-from antiphase.records import Record
-from antiphase.studies.jobs import Job, run_jobs
-from antiphase.studies.runs import RunResult, run_of
-from antiphase.studies.training_run import train_run
+from antiphase.base.errors import DivergedError, InputError, Interrupted
+from antiphase.base.records import Record
+from antiphase.lab.settings.presets import RunSettings, arm_run, load_preset
+from antiphase.lab.studies.jobs import Job, run_jobs
+from antiphase.lab.studies.runs import RunResult, run_of
+from antiphase.lab.studies.training_run import train_run
+from antiphase.lab.text.workers import cores
+from antiphase.lab.training.execution.local import LocalPool
 
 STUDIES = Path(__file__).with_name("programme.yaml")
 RECORDS = Path("docs/records/programme")

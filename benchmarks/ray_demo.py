@@ -20,8 +20,8 @@ import ray
 from ray.cluster_utils import Cluster
 from rich.console import Console
 
-from antiphase.folders.contents import file_digest
-from antiphase.records import Record
+from antiphase.base.folders.contents import file_digest
+from antiphase.base.records import Record
 
 NODES = 3
 DATES = {"created", "written"}

@@ -32,12 +32,12 @@ import torch
 import yaml
 from rich.console import Console
 
-from antiphase.baselines.data.labelled_texts import read_examples
-from antiphase.probing.statistics import attention_statistics
-from antiphase.randomness import keyed_generator
-from antiphase.records import Record
-from antiphase.scoring.loading import load_model, origins
-from antiphase.studies.claims import CLAIM_FILE
+from antiphase.attention.statistics import attention_statistics
+from antiphase.base.randomness import keyed_generator
+from antiphase.base.records import Record
+from antiphase.lab.lineage.data.labelled_texts import read_examples
+from antiphase.lab.scoring.loading import load_model, origins
+from antiphase.lab.studies.claims import CLAIM_FILE
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 from conversion import gguf_file

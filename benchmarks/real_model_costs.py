@@ -21,18 +21,18 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from antiphase.benchmarks.memory import peak_of
-from antiphase.benchmarks.timing import paired_times, ratios
+from antiphase.attention.statistics import attention_statistics
+from antiphase.base.records import Record
 from antiphase.calibration.search import each_alone
-from antiphase.probing.statistics import attention_statistics
-from antiphase.records import Record
-from antiphase.scoring.beginnings import batches
-from antiphase.scoring.likelihood import FILLED_TOKENS, TOKENS_AT_ONCE
-from antiphase.scoring.loading import LoadedModel, load_model, origins
-from antiphase.scoring.padding import padded, padding
-from antiphase.tasks.samples import Sample
-from antiphase.tasks.task_scores import score_samples
-from antiphase.tasks.tasks import load_task
+from antiphase.lab.scoring.beginnings import batches
+from antiphase.lab.scoring.likelihood import FILLED_TOKENS, TOKENS_AT_ONCE
+from antiphase.lab.scoring.loading import LoadedModel, load_model, origins
+from antiphase.lab.scoring.padding import padded, padding
+from antiphase.lab.scoring.task_scores import score_samples
+from antiphase.lab.speed.memory import peak_of
+from antiphase.lab.speed.timing import paired_times, ratios
+from antiphase.lab.text.tasks.samples import Sample
+from antiphase.lab.text.tasks.tasks import load_task
 
 CONSOLE = Console(highlight=False)
 LAYERS = (0, 3, 6, 10, 15, 20, 25, 29)

@@ -14,15 +14,15 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from antiphase.data.corpora import documents
-from antiphase.data.haystacks import encode
-from antiphase.data.streams import Batch
-from antiphase.data.tokenization import PAGE_OPENING, opening_of_text
-from antiphase.evaluations.needles.measure import needles_in_text
+from antiphase.base.records import Record
+from antiphase.lab.measures.needles.measure import needles_in_text
+from antiphase.lab.scoring.loading import LoadedModel, load_model, origins
+from antiphase.lab.scoring.perplexity import perplexity
+from antiphase.lab.text.corpora import documents
+from antiphase.lab.text.haystacks import encode
+from antiphase.lab.text.streams import Batch
+from antiphase.lab.text.tokenization import PAGE_OPENING, opening_of_text
 from antiphase.ops.shapes import IGNORED_TARGET
-from antiphase.records import Record
-from antiphase.scoring.loading import LoadedModel, load_model, origins
-from antiphase.scoring.perplexity import perplexity
 
 NEEDLES, LENGTH = 8, 512
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from antiphase.records import Record
-from antiphase.scoring.loading import load_model, origins
-from antiphase.studies.calibrate.confirm import ConfirmSettings
-from antiphase.studies.calibrate.confirm.measure import heads_with_sinks
-from antiphase.tasks.tasks import load_task
+from antiphase.base.records import Record
+from antiphase.lab.scoring.loading import load_model, origins
+from antiphase.lab.studies.calibrate.confirm import ConfirmSettings
+from antiphase.lab.studies.calibrate.confirm.measure import heads_with_sinks
+from antiphase.lab.text.tasks.tasks import load_task
 
 sys.path.insert(0, str(Path(__file__).parent))  # for imports of the neighbouring scripts
 from real_model import JUDGED, PLAIN

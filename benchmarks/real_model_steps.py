@@ -5,7 +5,7 @@
     python benchmarks/real_model_steps.py runs/upcycle-smollm2 --output docs/records/real-model
 
 All forms stand in one process and take steps in turn, so other work on the machine slows all of them. A step is forward
-pass, backward pass, clipping and AdamW in fp32, as in ``training/loop.py``, on random tokens.
+pass, backward pass, clipping and AdamW in fp32, as in ``lab/training/loop.py``, on random tokens.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 import antiphase  # noqa: F401  # registers its models
-from antiphase.benchmarks.timing import paired_times, ratios
-from antiphase.config import TrainingSettings, kept_run
-from antiphase.records import Record
-from antiphase.training.objective import NextTokenLoss
-from antiphase.training.optimizer import build_optimizer
-from antiphase.training.trained import restrict
+from antiphase.base.records import Record
+from antiphase.lab.settings.presets import TrainingSettings, kept_run
+from antiphase.lab.speed.timing import paired_times, ratios
+from antiphase.lab.training.objective import NextTokenLoss
+from antiphase.lab.training.optimizer import build_optimizer
+from antiphase.lab.training.trained import restrict
 
 CONSOLE = Console(highlight=False)
 PLAIN = "softmax"

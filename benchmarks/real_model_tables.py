@@ -7,11 +7,11 @@ from pathlib import Path
 
 from real_model import SPLITS
 
-from antiphase.evaluations.harness import Harness
-from antiphase.records import Record
-from antiphase.report.summary import main_tables
-from antiphase.report.tables import percents_text
-from antiphase.uncertainty.intervals import mean_interval, paired_interval, wilson_interval
+from antiphase.base.records import Record
+from antiphase.lab.measures.harness import Harness
+from antiphase.lab.pages.summary import main_tables
+from antiphase.lab.pages.tables import percents_text
+from antiphase.lab.statistics.intervals import mean_interval, paired_interval, wilson_interval
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs" / "records" / "real-model"
 LAYERS = ((0, 0), (1, 2), (3, 9), (10, 10), (11, 11), (12, 29))

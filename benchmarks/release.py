@@ -25,8 +25,8 @@ from typing import Any
 from rich.console import Console
 
 import antiphase
-from antiphase.errors import InputError
-from antiphase.records import Record
+from antiphase.base.errors import InputError
+from antiphase.base.records import Record
 
 CONSOLE = Console(highlight=False)
 ROOT = Path(__file__).resolve().parent.parent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
-from antiphase.records import Record
+from antiphase.base.records import Record
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs/records/reproduce"
 

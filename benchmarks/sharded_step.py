@@ -5,7 +5,7 @@
 Both forms stand in the same processes and take steps in turn, so other work on the machine slows both; the record has
 the median of each and of the ratios of neighbouring steps, for steps of few and of many tokens: what is gathered and
 added up does not depend on their number. One step is forward pass, backward pass, clipping and AdamW,
-as in ``training/loop.py``. Before the timing, the losses of both are compared.
+as in ``lab/training/loop.py``. Before the timing, the losses of both are compared.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from antiphase.config import MeshSettings, TrainingSettings
+from antiphase.base.records import Record
+from antiphase.lab.settings.presets import MeshSettings, TrainingSettings
+from antiphase.lab.training.distributed import Processes, processes
+from antiphase.lab.training.objective import NextTokenLoss
+from antiphase.lab.training.optimizer import build_optimizer
+from antiphase.lab.training.sharding import whole
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.initialization import initialize
 from antiphase.models.transformer import AntiphaseForCausalLM
-from antiphase.records import Record
-from antiphase.training.distributed import Processes, processes
-from antiphase.training.objective import NextTokenLoss
-from antiphase.training.optimizer import build_optimizer
-from antiphase.training.sharding import whole
 
 SIZES: dict[str, Any] = {
     "attention_type": "differential", "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1408,

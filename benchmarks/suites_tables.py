@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from antiphase.records import Record
+from antiphase.base.records import Record
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs/records"
 BEFORE, NOW = "transformers-suites-before.json", "transformers-suites.json"

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from antiphase.data import packing
-from antiphase.data.packing import pack
-from antiphase.data.token_files import Corpus
-from antiphase.reading.tokenizers import load_tokenizer
-from antiphase.records import Record
+from antiphase.base.records import Record
+from antiphase.lab.text import packing
+from antiphase.lab.text.packing import pack
+from antiphase.lab.text.token_files import Corpus
+from antiphase.models.sources.tokenizers import load_tokenizer
 
 CONSOLE = Console(highlight=False)
 FILE = 50_000_000

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from antiphase.records import Record
+from antiphase.base.records import Record
 
 RECORDS = Path(__file__).resolve().parent.parent / "docs/records"
 FAMILIES = {"causal": "causal", "encoder": "encoders", "encoder-decoder": "encoder–decoders"}

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import antiphase
-from antiphase.config import load_preset
-from antiphase.studies.training_run import train_run
+from antiphase.lab.settings.presets import load_preset
+from antiphase.lab.studies.training_run import train_run
 
 STEPS = ["model.attention_type=softmax", "training.steps=300", "training.decay_steps=300"]
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForMaskedLM, DataCollatorForLanguageModeling
 
 import antiphase
-from antiphase.baselines.data.vocabularies import train_words
+from antiphase.lab.lineage.data.vocabularies import train_words
 
 WORDS = [
     "wind", "rain", "snow", "hail", "sun", "moon", "star", "cloud", "river", "stone", "field", "wood", "road", "wall",

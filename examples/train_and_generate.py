@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import antiphase  # noqa: F401 – registers the models with the Auto classes
-from antiphase.config import load_preset
-from antiphase.studies.training_run import train_run
+from antiphase.lab.settings.presets import load_preset
+from antiphase.lab.studies.training_run import train_run
 
 STEPS = ["training.steps=60", "training.decay_steps=60", "training.evaluate_every=30"]
 

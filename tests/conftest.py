@@ -240,6 +240,6 @@ def book(tmp_path, generated_text):
 @pytest.fixture(scope="session")
 def text_tokenizer(generated_text):
     """A small byte-level BPE tokenizer of that text, in which every digit is a token."""
-    from antiphase.data.tokenization import train_tokenizer
+    from antiphase.lab.text.tokenization import train_tokenizer
 
     return train_tokenizer([generated_text], 400)

@@ -48,10 +48,10 @@ def test_help_imports_what_it_shows_and_little_else():
     """No reader of YAML, no asyncio, and no settings of other commands."""
     top, one = loaded_by("--help"), loaded_by("evaluate", "perplexity", "--help")
     assert not {"yaml", "asyncio"} & (top | one)
-    assert "antiphase.studies.compare" in top
-    assert not {"antiphase.evaluations.needles", "antiphase.studies.calibrate.apply"} & top
-    assert "antiphase.evaluations.perplexity" in one
-    assert not {"antiphase.evaluations.needles", "antiphase.studies.compare"} & one
+    assert "antiphase.lab.studies.compare" in top
+    assert not {"antiphase.lab.measures.needles", "antiphase.lab.studies.calibrate.apply"} & top
+    assert "antiphase.lab.measures.perplexity" in one
+    assert not {"antiphase.lab.measures.needles", "antiphase.lab.studies.compare"} & one
 
 
 def test_a_report_is_drawn_without_torch_and_transformers(tmp_path):
@@ -103,7 +103,7 @@ ORDERS = (
     "import json, transformers; from antiphase import AntiphaseConfig",
     "import json; from antiphase.models import transformer; import transformers",
     "import json, antiphase; antiphase.AntiphaseForCausalLM; import transformers",
-    "import json; from antiphase.training import loop; import transformers",
+    "import json; from antiphase.lab.training import loop; import transformers",
     "import json, antiphase, transformers; transformers.LlamaForCausalLM",
     "import json, antiphase, transformers.modeling_layers", "import json, antiphase.models.attention, transformers",
     "import json, antiphase.models.registration, transformers",

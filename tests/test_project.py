@@ -20,10 +20,10 @@ from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 import antiphase
-from antiphase.config import load_preset, preset_names
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
+from antiphase.base.records import Record
+from antiphase.lab.settings.presets import load_preset, preset_names
 from antiphase.ops.native import build
-from antiphase.records import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -145,7 +145,7 @@ def test_wheel_holds_every_file_of_the_package(tmp_path):
         assert tag <= frozenset(sys_tags())  # pip would install it here
         if platform.libc_ver()[0] == "glibc":
             assert "manylinux_2_" in wheel.name
-    assert {"antiphase/py.typed", "antiphase/presets/demo.yaml"} <= held
+    assert {"antiphase/py.typed", "antiphase/lab/presets/demo.yaml"} <= held
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ RATIO = re.compile(r"\d\.\d\d \[\d\.\d\d–\d\.\d\d\]")
 @pytest.mark.parametrize("page", ["README.md", "docs/performance.md"])
 def test_every_time_ratio_on_a_page_stands_in_a_record(page):
     """So a table cannot grow older than its record."""
-    from antiphase.records import Record
-    from antiphase.report.benchmarks import ratio_text
+    from antiphase.base.records import Record
+    from antiphase.lab.pages.benchmarks import ratio_text
 
     names = [f"benchmark-{name}" for name in ("attention", "model", "losses")]
     names += [f"gpu-h200/{name}" for name in ("attention", "attention-graphs", "model")]

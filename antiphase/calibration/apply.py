@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from antiphase.attention.calls import AttentionCall
+from antiphase.attention.forward_pass import ForwardPass, SequenceState
+from antiphase.attention.hooks import transformed
+from antiphase.attention.selected_maps import ONE_MASK, ChosenMaps, MapChoice
 from antiphase.calibration.attention import attend, attend_running, calibrated_step, correct
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.reference import redistribute
-from antiphase.instrumentation.calls import AttentionCall
-from antiphase.instrumentation.forward_pass import ForwardPass, SequenceState
-from antiphase.instrumentation.hooks import transformed
-from antiphase.instrumentation.selected_maps import ONE_MASK, ChosenMaps, MapChoice
 from antiphase.ops.shapes import statistics_dtype
 from antiphase.ops.statistics import Visibility, keys_of_last_query, sinks, visible_queries
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from antiphase.attention.selected_maps import ChosenMaps
 from antiphase.calibration.reference import redistribute
-from antiphase.instrumentation.selected_maps import ChosenMaps
 from antiphase.ops.blocks import BlockLayout, view_as
 from antiphase.ops.shapes import statistics_dtype
 

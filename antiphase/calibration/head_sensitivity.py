@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from antiphase.attention.calls import AttentionCall
+from antiphase.attention.hooks import transformed
+from antiphase.attention.selected_maps import MapChoice, outputs_by_map
+from antiphase.base.errors import NonFiniteError
 from antiphase.calibration.apply import CalibrationRule, CalibrationState
 from antiphase.calibration.attention import attend
 from antiphase.calibration.plan import CalibrationPlan
-from antiphase.errors import NonFiniteError
-from antiphase.instrumentation.calls import AttentionCall
-from antiphase.instrumentation.hooks import transformed
-from antiphase.instrumentation.selected_maps import MapChoice, outputs_by_map
 
 
 class _GatedHeads:

@@ -13,10 +13,10 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel
 
-from antiphase.errors import InputError, nearest, shown
-from antiphase.instrumentation.hooks import refuse_encoder_decoder
-from antiphase.reading.files import read_json
-from antiphase.records import write_atomically
+from antiphase.attention.hooks import refuse_encoder_decoder
+from antiphase.base.errors import InputError, nearest, shown
+from antiphase.base.files import read_json
+from antiphase.base.records import write_atomically
 
 FORMAT = 1
 MODES = ("paper", "prompt", "running")

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from antiphase.base.errors import InputError
 from antiphase.calibration.apply import Calibration, calibrated, installed
 from antiphase.calibration.changes import Scores, changes_of, gain_interval, mean_of, rounding_of
 from antiphase.calibration.head_sensitivity import head_sensitivities
 from antiphase.calibration.lower_layers import LowerLayerCache
 from antiphase.calibration.plan import CalibrationPlan, fingerprint
-from antiphase.errors import InputError
 
 Score = Callable[[PreTrainedModel, Sequence[Any]], Tensor]
 """Returns one score per sample, higher is better."""

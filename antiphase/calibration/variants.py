@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from antiphase.attention.calls import AttentionCall
+from antiphase.attention.forward_pass import ForwardPass
+from antiphase.attention.hooks import transformed
+from antiphase.attention.selected_maps import ChosenMaps, MapChoice
+from antiphase.base.errors import InputError
+from antiphase.base.randomness import keyed_generator
 from antiphase.calibration.apply import CalibrationRule, CalibrationState, in_cache
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.reference import redistribute
-from antiphase.errors import InputError
-from antiphase.instrumentation.calls import AttentionCall
-from antiphase.instrumentation.forward_pass import ForwardPass
-from antiphase.instrumentation.hooks import transformed
-from antiphase.instrumentation.selected_maps import ChosenMaps, MapChoice
-from antiphase.randomness import keyed_generator
 
 Rule = Literal["proportional", "uniform", "question", "demonstrations", "choices", "inverse", "temperature",
                "random-tokens", "first-token"]  # fmt: skip

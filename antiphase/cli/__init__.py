@@ -15,13 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from antiphase.cli import (
-    folders,
-    measure,
-    tools,
-)
-from antiphase.cli.groups import late_group
-from antiphase.errors import (
+from antiphase.base.errors import (
     DIVERGED,
     BrokenRunError,
     DivergedError,
@@ -31,6 +25,12 @@ from antiphase.errors import (
     is_lack_of_memory,
     visible,
 )
+from antiphase.cli import (
+    folders,
+    measure,
+    tools,
+)
+from antiphase.cli.groups import late_group
 
 COMMANDS: tuple[str | Callable[..., None], ...] = (
     "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations", "estimate",

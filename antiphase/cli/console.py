@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from antiphase.records import Record
+    from antiphase.base.records import Record
 
 
 Page = Callable[[Sequence["Record"], Path], Path]
@@ -40,8 +40,8 @@ def sayer(console: Console) -> Callable[[str], None]:
 
 def page_writer(console: Console, output: Path) -> Callable[[Record], None]:
     """Writes the page of an unfinished study again and again; says where it is the first time."""
-    from antiphase.records import PAGE
-    from antiphase.report.html import write_report
+    from antiphase.base.records import PAGE
+    from antiphase.lab.pages.html import write_report
 
     page = output / PAGE
     shown: list[Path] = []
@@ -68,11 +68,11 @@ def finish(
 
     ``page`` None: a report.
     """
+    from antiphase.base.records import PAGE
     from antiphase.cli.terminal import print_json
-    from antiphase.records import PAGE
-    from antiphase.report.html import write_report
-    from antiphase.report.summary import presentation_of
-    from antiphase.report.terminal import print_summary
+    from antiphase.lab.pages.html import write_report
+    from antiphase.lab.pages.summary import presentation_of
+    from antiphase.lab.pages.terminal import print_summary
 
     if as_json:
         print_json(record.text(output))

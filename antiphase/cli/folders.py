@@ -15,13 +15,13 @@ from antiphase.cli.commands import command_of
 from antiphase.cli.console import finish, make_console, page_writer, sayer
 from antiphase.cli.groups import late_group
 from antiphase.cli.progress import job_progress, run_progress, share_progress
-from antiphase.registry import PACKAGES, Measurement, every
+from antiphase.lab.catalog import PACKAGES, Measurement, every
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from antiphase.records import Record
-    from antiphase.studies.plan import Plan
+    from antiphase.base.records import Record
+    from antiphase.lab.studies.plan import Plan
 
 GROUPS = {
     "evaluate": "Measure a model: held-out loss (also by position), retrieval, learning in context, where "
@@ -40,14 +40,14 @@ def _runner(measurement: Measurement) -> Callable[..., Any]:
     """The function that turns settings into a record."""
     if PACKAGES[measurement.parent] != "evaluate":
         return measurement.run
-    from antiphase.evaluations.running import evaluate
+    from antiphase.lab.measures.running import evaluate
 
     return evaluate
 
 
 def _trained(plan: Plan, output: Path, *, resume: bool, as_json: bool) -> tuple[Console, Record]:
     """The record of a training run or of a study of several; of processes that share a run, one speaks."""
-    from antiphase.training.distributed import is_first_process
+    from antiphase.lab.training.distributed import is_first_process
 
     console = make_console(quiet=plan.steps is not None and not is_first_process(), as_json=as_json)
     for words in plan.announced:
@@ -74,7 +74,7 @@ def command(measurement: Measurement) -> Callable[..., None]:
     """The command of a folder."""
 
     def run(settings: Any, *, output: Path | None, resume: bool, as_json: bool) -> None:
-        from antiphase.folders.ownership import unfinished
+        from antiphase.base.folders.ownership import unfinished
 
         is_new = settings.folder != "resumable"
         with unfinished(output) if is_new and output is not None else nullcontext():
@@ -82,7 +82,7 @@ def command(measurement: Measurement) -> Callable[..., None]:
 
     def written(settings: Any, *, output: Path | None, resume: bool, as_json: bool) -> None:
         from antiphase.cli.terminal import print_json
-        from antiphase.report.terminal import print_summary
+        from antiphase.lab.pages.terminal import print_summary
 
         how = {"resume": resume, "as_json": as_json}
         if measurement.plan is not None and output is not None:
@@ -103,7 +103,7 @@ def command(measurement: Measurement) -> Callable[..., None]:
             if closing := presentation.closing(record, output):
                 console.print(closing, highlight=False)
         if measurement.plan is not None and output is not None:
-            from antiphase.studies.jobs import check_any_left
+            from antiphase.lab.studies.jobs import check_any_left
 
             check_any_left(output)
 

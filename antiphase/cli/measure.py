@@ -43,14 +43,14 @@ def benchmark(
     """
     import torch
 
-    from antiphase.benchmarks.attention import benchmark_attention
-    from antiphase.benchmarks.calibration import benchmark_calibration
-    from antiphase.benchmarks.kernels import benchmark_kernels
-    from antiphase.benchmarks.model import benchmark_model
-    from antiphase.errors import InputError
-    from antiphase.folders.ownership import check_empty, only_one, unfinished
+    from antiphase.base.errors import InputError
+    from antiphase.base.folders.ownership import check_empty, only_one, unfinished
+    from antiphase.lab.speed.attention import benchmark_attention
+    from antiphase.lab.speed.calibration import benchmark_calibration
+    from antiphase.lab.speed.kernels import benchmark_kernels
+    from antiphase.lab.speed.model import benchmark_model
+    from antiphase.lab.training.device import choose_device
     from antiphase.ops.implementations import why_no_kernels
-    from antiphase.training.device import choose_device
 
     console = make_console(as_json=as_json)
     options: dict[str, Any] = {"quick": quick, "seed": seed, "say": sayer(console)}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 
 OutputOption = Annotated[
     Path, typer.Option("--output", help="Folder for the results; must be new unless --resume is given.")

@@ -13,7 +13,7 @@ from antiphase.cli.console import sayer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from antiphase.studies.jobs import Job
+    from antiphase.lab.studies.jobs import Job
 
 
 KNOWN_SECONDS, MEASURED_SECONDS, WORTH_SECONDS = 0.05, 3.0, 30.0

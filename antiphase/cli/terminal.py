@@ -10,7 +10,7 @@ import typer
 from rich.console import Console, ConsoleDimensions, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from antiphase.errors import CONTROLS, visible
+from antiphase.base.errors import CONTROLS, visible
 
 NARROWEST = 20
 """Columns that output has at least; a terminal that has fewer breaks the lines."""

@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from antiphase.base.files import one_line
+from antiphase.base.flags import DTYPE_HELP, check_dtype
 from antiphase.cli.console import make_console, sayer
-from antiphase.flags import DTYPE_HELP, check_dtype
-from antiphase.reading.files import one_line
 
 
 class Target(StrEnum):
@@ -89,11 +89,11 @@ def report(
 
     Example: [bold]antiphase report runs/demo --output demo.html[/]
     """
+    from antiphase.base.records import Record
     from antiphase.cli.terminal import Terminal
-    from antiphase.records import Record
-    from antiphase.registry import measurement_of
-    from antiphase.report.figures import save_figures
-    from antiphase.report.html import write_report
+    from antiphase.lab.catalog import measurement_of
+    from antiphase.lab.pages.figures import save_figures
+    from antiphase.lab.pages.html import write_report
 
     records = [Record.load(path) for path in runs]
     kinds = {record.kind for record in records}
@@ -116,7 +116,7 @@ def _folder_names(runs: Sequence[Path]) -> list[str]:
 @contextmanager
 def _showing(runs: Sequence[Path]) -> Iterator[None]:
     """What damaged values make the code that shows them raise, as an input error that names the records."""
-    from antiphase.errors import InputError
+    from antiphase.base.errors import InputError
 
     try:
         yield
@@ -135,7 +135,7 @@ def build() -> None:
 
     Example: [bold]antiphase build[/]
     """
-    from antiphase.errors import InputError
+    from antiphase.base.errors import InputError
     from antiphase.ops.native.build import BuildError
     from antiphase.ops.native.build import build as compile_library
 
@@ -155,9 +155,9 @@ def env() -> None:
     """
     import torch
 
+    from antiphase.base.records import environment
     from antiphase.ops.implementations import why_no_kernels
     from antiphase.ops.native import library
-    from antiphase.records import environment
 
     console = make_console()
     for name, value in environment().items():

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, TypedDict
 import torch
 from torch import Tensor, nn
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.layers.exchange import Exchange
 from antiphase.layers.functions import AttentionFunction, antiphase_attention, has_two_keys, is_differential
 from antiphase.layers.marks import mark_first_weight, mark_residual_output

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.layers.attention import AttentionLayer, CommonArguments
 from antiphase.layers.exchange import Exchange
 from antiphase.layers.functions import own_implementation, refuse_unknown

@@ -11,7 +11,7 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.layers.attention import AttentionLayer, CommonArguments
 from antiphase.layers.lambdas import check_even_maps, check_one_of
 from antiphase.ops.shapes import statistics_dtype

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.layers.attention import AttentionLayer, KeyValueCache
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.differential_v2 import DifferentialAttentionV2 as PlainV2

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from antiphase.errors import InputError, nearest
+from antiphase.base.errors import InputError, nearest
 
 LAMBDA_STD = 0.1
 """Standard deviation of the initial λ vectors (2410.05258, section 2.1)."""

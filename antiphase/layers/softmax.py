@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.layers.attention import AttentionLayer, CommonArguments
 from antiphase.layers.lambdas import lambda_init
 

@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.initialization import guard_torch_init_functions
 
-from antiphase.interface import (
+from antiphase.attention.interface import (
     INSIDE,
     INSIDE_EAGER,
     REPLACEMENT_PREFIX,

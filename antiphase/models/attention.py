@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import Cache, EncoderDecoderCache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from antiphase.interface import differential_function, subtracting_function
+from antiphase.attention.interface import differential_function, subtracting_function
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.functions import AttentionFunction, has_two_keys, is_differential
 from antiphase.layers.functions import eager_attention as eager_attention_forward  # transformers' name for a module's

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from antiphase.errors import InputError, nearest
+from antiphase.base.errors import InputError, nearest
 from antiphase.layers.mlp import KNOWN
 from antiphase.layers.norm import NORMS
 

@@ -27,8 +27,10 @@ from transformers.utils import (
     VIDEO_PROCESSOR_NAME,
 )
 
-from antiphase.errors import InputError
-from antiphase.folders.permissions import share_weights
+from antiphase.base.errors import InputError
+from antiphase.base.files import read_json
+from antiphase.base.folders.permissions import share_weights
+from antiphase.base.records import Record, is_writing, writing
 from antiphase.models.conversion import Format, check_tied, plan_conversion
 from antiphase.models.model_card import write_model_card
 from antiphase.models.portable import make_portable
@@ -36,13 +38,11 @@ from antiphase.models.pretrained import AttendingPreTrainedModel
 from antiphase.models.recipes import HEAD, Conversion, tensor_shapes
 from antiphase.models.source_configs import DIFF_MLX_WEIGHTS, diff_mlx_config, is_diff_mlx
 from antiphase.models.source_formats import current_names, embedding_there, shapes_there
-from antiphase.reading.failures import asking_hub, usable_config
-from antiphase.reading.files import read_json
-from antiphase.reading.folders import INDEX, local_folder, weight_files
-from antiphase.reading.gguf import is_gguf, read_header
-from antiphase.reading.models import check_shapes, check_tensors, is_finite, read_config, read_model
-from antiphase.reading.tokenizers import check_tokenizer, load_tokenizer
-from antiphase.records import Record, is_writing, writing
+from antiphase.models.sources.failures import asking_hub, usable_config
+from antiphase.models.sources.folders import INDEX, local_folder, weight_files
+from antiphase.models.sources.gguf import is_gguf, read_header
+from antiphase.models.sources.models import check_shapes, check_tensors, is_finite, read_config, read_model
+from antiphase.models.sources.tokenizers import check_tokenizer, load_tokenizer
 
 COPIED_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "*.model",

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from antiphase.errors import InputError, nearest
+from antiphase.base.errors import InputError, nearest
 from antiphase.layers.attention import check_counts
 from antiphase.layers.registry import LAYERS, variant_fields
 from antiphase.models.block_fields import BLOCK, check_block, checked_rope, with_scaling

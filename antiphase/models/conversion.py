@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.layers.mlp import LEARNED
 from antiphase.models.block_fields import departures, of_block
 from antiphase.models.configuration import AntiphaseConfig
@@ -45,9 +45,9 @@ from antiphase.models.recipes import (
     zeros_of_extension,
 )
 from antiphase.models.source_formats import ARCHITECTURES, SIZES, embedding_there, read_as_ours
+from antiphase.models.sources.models import ORIGIN, check_shapes, check_tensors
 from antiphase.models.start import INITIALIZATION
 from antiphase.models.variants import own_fields
-from antiphase.reading.models import ORIGIN, check_shapes, check_tensors
 
 Format = Literal["antiphase", "llama", "diffllama"]
 LLAMA_FIELDS = ("hidden_act", "attention_bias", "mlp_bias")

@@ -15,7 +15,7 @@ from transformers.models.mistral.configuration_mistral import MistralConfig
 from transformers.models.qwen2.configuration_qwen2 import Qwen2Config
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.models.configuration import NO_CODE
 
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")

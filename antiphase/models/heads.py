@@ -9,7 +9,7 @@ from transformers import Cache, GenerationMixin, PreTrainedConfig, PreTrainedMod
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
-from antiphase.interface import refuse_continuous_batching
+from antiphase.attention.interface import refuse_continuous_batching
 from antiphase.layers.functions import has_two_keys
 from antiphase.layers.registry import attention_layers
 from antiphase.models.loss import next_token_loss

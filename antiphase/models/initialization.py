@@ -12,13 +12,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from antiphase.base.randomness import keyed_generator
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.lambdas import LAMBDA_STD
 from antiphase.layers.marks import first_weight
 from antiphase.layers.mlp import PolyNorm
 from antiphase.models.start import embedding_std, linear_distribution
 from antiphase.models.transformer import AntiphasePreTrainedModel
-from antiphase.randomness import keyed_generator
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from antiphase.base.records import Record, dequantized, write_atomically
+from antiphase.models.sources.models import ORIGIN
 from antiphase.models.variants import own_fields
-from antiphase.reading.models import ORIGIN
-from antiphase.records import Record, dequantized, write_atomically
 
 TEXT = """\
 ---

@@ -12,8 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from antiphase.base.records import write_atomically
 from antiphase.models.merging import Merger
-from antiphase.records import write_atomically
 
 FILE = "modeling_antiphase.py"
 ROOTS = (
@@ -38,7 +38,7 @@ REPLACED = {
     "antiphase.layers.functions.antiphase_attention": f"{PARTS}.eager_attention",
     "antiphase.models.attention.function_for": f"{PARTS}.function_for",
     "antiphase.models.pretrained.chosen_implementation": f"{PARTS}.chosen_implementation",
-    "antiphase.interface.refuse_continuous_batching": f"{PARTS}.refuse_continuous_batching",
+    "antiphase.attention.interface.refuse_continuous_batching": f"{PARTS}.refuse_continuous_batching",
 }
 DROPPED = (
     "antiphase.layers.differential._LambdaAndNorm.step",  # a decoding step on the native kernels

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from antiphase import interface
+from antiphase.attention import interface
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.marks import first_weight
 from antiphase.layers.mlp import PolyNorm

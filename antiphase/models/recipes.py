@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 
 Read = Callable[[str], Tensor]
 """Returns a tensor of the source by name."""

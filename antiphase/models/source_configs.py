@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from antiphase.errors import InputError, shown
+from antiphase.base.errors import InputError, shown
 from antiphase.models.configuration import unknown_fields
 
 DIFF_MLX_WEIGHTS = "latest.safetensors"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.layers.attention import check_counts
 from antiphase.layers.differential import VECTORS
 from antiphase.layers.lambdas import lambda_init

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
-from antiphase.errors import InputError, nearest
+from antiphase.base.errors import InputError, nearest
 from antiphase.layers.marks import writes_residual
 
 INITIALIZERS = ("normal", "fan_in")

@@ -20,7 +20,7 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from antiphase.interface import BUILT_IN
+from antiphase.attention.interface import BUILT_IN
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.exchange import Exchange
 from antiphase.layers.functions import refuse_unknown

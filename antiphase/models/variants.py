@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from antiphase.errors import InputError, nearest
+from antiphase.base.errors import InputError, nearest
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.registry import LAYERS, variant_fields
 

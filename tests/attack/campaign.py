@@ -29,9 +29,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from attack import disk, fuzz, programs, stops, targets  # noqa: E402 – found by the line above
 
-from antiphase.errors import InputError, Interrupted  # noqa: E402 – after it, as isort has it
-from antiphase.folders.journal import Journal  # noqa: E402 – likewise
-from antiphase.records import Record, environment, finite  # noqa: E402 – likewise
+from antiphase.base.errors import InputError, Interrupted  # noqa: E402 – after it, as isort has it
+from antiphase.base.folders.journal import Journal  # noqa: E402 – likewise
+from antiphase.base.records import Record, environment, finite  # noqa: E402 – likewise
 
 FULL = {"kills": 250, "torchrun": 50, "faults": 200, "inputs": 10_000}
 MINUTE = {"kills": 4, "torchrun": 0, "faults": 6, "inputs": 30}

@@ -18,8 +18,8 @@ from attack.readers import READERS, Reader, copy_of
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from antiphase.errors import InputError
-from antiphase.memory import peak_memory, restart_peak
+from antiphase.base.errors import InputError
+from antiphase.base.memory import peak_memory, restart_peak
 
 SECONDS, GROWTH = 5.0, 1 << 30
 """Bounds of a call: processor time, and bytes that the process may grow by."""

@@ -37,9 +37,9 @@ def warm_up() -> None:
     import transformers
 
     from antiphase import cli
-    from antiphase.baselines import classifiers, translators
-    from antiphase.scoring import loading
-    from antiphase.studies import training_run
+    from antiphase.lab.lineage import classifiers, translators
+    from antiphase.lab.scoring import loading
+    from antiphase.lab.studies import training_run
 
     torch.set_num_threads(1)
     return [matplotlib, peft, transformers, cli, classifiers, translators, loading, training_run].clear()

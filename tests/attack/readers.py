@@ -15,30 +15,30 @@ import torch
 from rich.console import Console
 
 from antiphase import AntiphaseConfig, AntiphaseForCausalLM
-from antiphase.baselines.models.word_vectors import read_word_vectors
+from antiphase.base.errors import InputError
+from antiphase.base.folders.contents import MODEL, check_model, file_digest, keep_model
+from antiphase.base.folders.journal import Journal, append_line
+from antiphase.base.folders.work import work_in
+from antiphase.base.records import Record
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.cli.tools import _showing
-from antiphase.config import kept_run, load_preset, to_yaml
-from antiphase.data.corpora import documents
-from antiphase.data.labelled import labelled_rows
-from antiphase.data.packing import pack
-from antiphase.data.tokenization import in_chat, train_tokenizer
-from antiphase.errors import InputError
-from antiphase.evaluations.hallucination import HallucinationSettings
-from antiphase.folders.contents import MODEL, check_model, file_digest, keep_model
-from antiphase.folders.journal import Journal, append_line
-from antiphase.folders.work import work_in
+from antiphase.lab.lineage.models.word_vectors import read_word_vectors
+from antiphase.lab.measures.hallucination import HallucinationSettings
+from antiphase.lab.pages.terminal import print_summary
+from antiphase.lab.scoring.loading import load_model
+from antiphase.lab.settings.presets import kept_run, load_preset, to_yaml
+from antiphase.lab.studies.claims import Claim, register, registered
+from antiphase.lab.text.corpora import documents
+from antiphase.lab.text.labelled import labelled_rows
+from antiphase.lab.text.packing import pack
+from antiphase.lab.text.tasks.tasks import load_task
+from antiphase.lab.text.tokenization import in_chat, train_tokenizer
+from antiphase.lab.training.checkpoint import MANIFEST, Progress, load_checkpoint, save_checkpoint, sealed
+from antiphase.lab.training.run_folder import MetricsLog, read_curve, read_metrics
 from antiphase.models.checkpoints import Checkpoint
-from antiphase.reading.gguf import read_header
-from antiphase.reading.models import read_config
-from antiphase.reading.tokenizers import load_tokenizer
-from antiphase.records import Record
-from antiphase.report.terminal import print_summary
-from antiphase.scoring.loading import load_model
-from antiphase.studies.claims import Claim, register, registered
-from antiphase.tasks.tasks import load_task
-from antiphase.training.checkpoint import MANIFEST, Progress, load_checkpoint, save_checkpoint, sealed
-from antiphase.training.run_folder import MetricsLog, read_curve, read_metrics
+from antiphase.models.sources.gguf import read_header
+from antiphase.models.sources.models import read_config
+from antiphase.models.sources.tokenizers import load_tokenizer
 
 TEXT = "The old boat lies in the harbour. Nobody has seen the number of the house: Paris 4821.\n" * 30
 ASKED = HallucinationSettings(name="m", judge="j", data=["d"])

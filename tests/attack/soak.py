@@ -24,10 +24,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from attack.targets import PRESET  # noqa: E402 – found by the line above
 
-from antiphase.config import load_preset  # noqa: E402 – after it, as isort has it
-from antiphase.errors import Interrupted  # noqa: E402 – as above
-from antiphase.records import Record  # noqa: E402 – as above
-from antiphase.studies.training_run import train_run  # noqa: E402 – as above
+from antiphase.base.errors import Interrupted  # noqa: E402 – as above
+from antiphase.base.records import Record  # noqa: E402 – as above
+from antiphase.lab.settings.presets import load_preset  # noqa: E402 – after it, as isort has it
+from antiphase.lab.studies.training_run import train_run  # noqa: E402 – as above
 
 WARM = 0.2
 """Share of the time at the beginning that is not judged: caches fill."""

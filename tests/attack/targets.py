@@ -94,7 +94,7 @@ def make_inputs(folder: Path) -> None:
     import torch
 
     from antiphase import AntiphaseConfig, AntiphaseForCausalLM
-    from antiphase.data.tokenization import train_tokenizer
+    from antiphase.lab.text.tokenization import train_tokenizer
 
     draw = random.Random(7)
     words = ["".join(draw.choices("abdeilmnorstu", k=draw.randint(1, 7))) for _ in range(150)]

@@ -10,7 +10,7 @@ import pytest
 from attack import campaign, disk, fuzz, programs, stops, targets
 from attack.readers import READERS, copy_of
 
-from antiphase.errors import InputError, Interrupted
+from antiphase.base.errors import InputError, Interrupted
 
 CAMPAIGN = Path(__file__).with_name("campaign.py")
 CORPUS = Path(__file__).parent / "corpus"

@@ -15,23 +15,23 @@ import yaml
 from jinja2 import StrictUndefined
 
 from antiphase import cli
+from antiphase.base import files, trial
+from antiphase.base.errors import InputError, shown
+from antiphase.base.files import parse_yaml
+from antiphase.base.folders.journal import Journal
+from antiphase.base.limits import BoundError, bounded_work
+from antiphase.base.templates import Templates
+from antiphase.base.trial import tried
 from antiphase.calibration.plan import CalibrationPlan
-from antiphase.config import load_preset
-from antiphase.data.corpora import documents
-from antiphase.data.tokenization import in_chat
-from antiphase.errors import InputError, shown
-from antiphase.folders.journal import Journal
-from antiphase.reading import files, trial
-from antiphase.reading.files import parse_yaml
-from antiphase.reading.gguf import read_header
-from antiphase.reading.limits import BoundError, bounded_work
-from antiphase.reading.models import read_config
-from antiphase.reading.templates import Templates
-from antiphase.reading.tokenizers import load_tokenizer
-from antiphase.reading.trial import tried
-from antiphase.scoring.loading import load_model
-from antiphase.tasks.task_files import read_task
-from antiphase.tasks.tasks import load_task
+from antiphase.lab.scoring.loading import load_model
+from antiphase.lab.settings.presets import load_preset
+from antiphase.lab.text.corpora import documents
+from antiphase.lab.text.tasks.task_files import read_task
+from antiphase.lab.text.tasks.tasks import load_task
+from antiphase.lab.text.tokenization import in_chat
+from antiphase.models.sources.gguf import read_header
+from antiphase.models.sources.models import read_config
+from antiphase.models.sources.tokenizers import load_tokenizer
 
 
 def bomb(deep=9):
@@ -166,7 +166,7 @@ TEMPLATES = {
     ],
 )  # fmt: skip
 def test_a_template_is_stopped(tmp_path, text_tokenizer, brief, monkeypatch, name, field):
-    monkeypatch.setattr("antiphase.reading.limits.bounded_work.__wrapped__.__defaults__", (0.3, 1 << 29))
+    monkeypatch.setattr("antiphase.base.limits.bounded_work.__wrapped__.__defaults__", (0.3, 1 << 29))
     monkeypatch.setattr(trial, "SECONDS", 0.3)
     monkeypatch.setattr(trial, "GRACE", 0.2)
     text = TEMPLATES[name]
@@ -435,7 +435,7 @@ def test_nobody_waits_for_a_named_pipe(saved, tmp_path, refused, brief, words):
 
 
 def test_a_pipe_of_the_shell_is_read(tmp_path):
-    from antiphase.reading.files import read_text
+    from antiphase.base.files import read_text
 
     ours, theirs = os.pipe()
     os.write(theirs, b"the key")

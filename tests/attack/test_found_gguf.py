@@ -5,10 +5,10 @@ import struct
 
 import pytest
 
-from antiphase.errors import InputError
-from antiphase.reading.gguf import read_header
-from antiphase.reading.tokenizers import load_tokenizer
-from antiphase.scoring.loading import load_model
+from antiphase.base.errors import InputError
+from antiphase.lab.scoring.loading import load_model
+from antiphase.models.sources.gguf import read_header
+from antiphase.models.sources.tokenizers import load_tokenizer
 
 
 def text_of_gguf(text):

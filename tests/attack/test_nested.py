@@ -4,11 +4,11 @@ import struct
 
 import pytest
 
-from antiphase.errors import InputError
-from antiphase.reading.gguf import read_header
-from antiphase.reading.limits import check_depth
-from antiphase.reading.models import read_config
-from antiphase.reading.tokenizers import load_tokenizer
+from antiphase.base.errors import InputError
+from antiphase.base.limits import check_depth
+from antiphase.models.sources.gguf import read_header
+from antiphase.models.sources.models import read_config
+from antiphase.models.sources.tokenizers import load_tokenizer
 
 
 @pytest.mark.parametrize("inner", ["[" * 900 + "]" * 900, '{"a": ' * 700 + "1" + "}" * 700], ids=["lists", "objects"])

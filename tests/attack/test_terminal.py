@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from antiphase import cli
+from antiphase.base.errors import CONTROLS, InputError, visible
+from antiphase.base.records import PAGE, Record
 from antiphase.cli.console import make_console
 from antiphase.cli.terminal import print_json
-from antiphase.errors import CONTROLS, InputError, visible
-from antiphase.records import PAGE, Record
-from antiphase.report.tables import Column, Table
-from antiphase.report.terminal import drawn_parts
+from antiphase.lab.pages.tables import Column, Table
+from antiphase.lab.pages.terminal import drawn_parts
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "a\x1b]0;owned\x07b\x9b2Jc\u202ed"

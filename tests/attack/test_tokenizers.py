@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from antiphase.errors import InputError
-from antiphase.reading.tokenizers import load_tokenizer
+from antiphase.base.errors import InputError
+from antiphase.models.sources.tokenizers import load_tokenizer
 
 BPE = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
 PADDING = {"direction": "Right", "pad_id": 0, "pad_type_id": 0, "pad_token": "a", "pad_to_multiple_of": None}

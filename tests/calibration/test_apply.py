@@ -11,12 +11,12 @@ import transformers as hf
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import antiphase
+from antiphase.attention.forward_pass import STATES
+from antiphase.attention.hooks import observed, wrapped_attention
 from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.calibration.reference import redistribute
 from antiphase.calibration.variants import varied
-from antiphase.evaluations.quantization.logits import quantized_logits
-from antiphase.instrumentation.forward_pass import STATES
-from antiphase.instrumentation.hooks import observed, wrapped_attention
+from antiphase.lab.measures.quantization.logits import quantized_logits
 from antiphase.layers.functions import has_two_keys, is_differential, join_halves
 from antiphase.layers.masks import boolean_mask
 

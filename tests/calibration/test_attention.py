@@ -7,13 +7,13 @@ import torch
 from transformers import DynamicCache
 
 import antiphase
+from antiphase.attention.calls import AttentionCall, kind_of
+from antiphase.attention.forward_pass import ForwardPass
+from antiphase.attention.selected_maps import ChosenMaps
 from antiphase.calibration import CalibrationPlan
 from antiphase.calibration.apply import Calibration, CalibrationState, calibrated
 from antiphase.calibration.attention import attend, calibrated_step, correct
 from antiphase.calibration.reference import redistribute
-from antiphase.instrumentation.calls import AttentionCall, kind_of
-from antiphase.instrumentation.forward_pass import ForwardPass
-from antiphase.instrumentation.selected_maps import ChosenMaps
 
 
 @pytest.mark.grid

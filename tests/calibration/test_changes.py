@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy import stats
 
+from antiphase.base.randomness import keyed_generator
 from antiphase.calibration.changes import changes_of, gain_interval, mean_of, rounding_of, sign_flips
-from antiphase.randomness import keyed_generator
-from antiphase.uncertainty.intervals import paired_interval
+from antiphase.lab.statistics.intervals import paired_interval
 
 
 def scores(*values):

@@ -7,9 +7,9 @@ import pytest
 import torch
 import transformers as hf
 
+from antiphase.base.errors import InputError
 from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.calibration.plan import fingerprint
-from antiphase.errors import InputError
 
 
 def build(name):

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPTNeoXConfig, LlamaConfig
 
 import antiphase
+from antiphase.base.errors import InputError
 from antiphase.calibration import CalibrationPlan, calibrated, search
 from antiphase.calibration.head_sensitivity import head_sensitivities
 from antiphase.calibration.lower_layers import LowerLayerCache
@@ -16,7 +17,6 @@ from antiphase.calibration.search import (
     slopes_of,
     split_samples,
 )  # fmt: skip
-from antiphase.errors import InputError
 
 LAYERS, MAPS, WIDTH, N = 3, 4, 8, 32
 PLANTED = {(0, 1), (2, 3)}

@@ -4,12 +4,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MistralConfig
 
+from antiphase.attention.forward_pass import STATES
+from antiphase.attention.hooks import wrapped_attention
+from antiphase.base.errors import InputError
 from antiphase.calibration import CalibrationPlan, calibrated
 from antiphase.calibration.variants import varied
-from antiphase.errors import InputError
-from antiphase.instrumentation.forward_pass import STATES
-from antiphase.instrumentation.hooks import wrapped_attention
-from antiphase.scoring.likelihood import score_options
+from antiphase.lab.scoring.likelihood import score_options
 
 N, ALPHA, BETA, HEADS = 24, 1.6, 0.3, (0, 2)
 QUESTION = (15, 24)

@@ -13,7 +13,7 @@ from transformers import DynamicCache, LlamaConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.differential_v2 import DifferentialAttentionV2
 from antiphase.layers.functions import antiphase_attention, eager_attention, join_halves, subtracting

@@ -7,7 +7,8 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import antiphase
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
+from antiphase.lab.training.run_model import attention_only
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.functions import antiphase_attention
 from antiphase.layers.registry import LAYERS, set_training_step
@@ -16,7 +17,6 @@ from antiphase.models import portable_parts
 from antiphase.models.initialization import initialize
 from antiphase.models.tensor_plan import tensor_plan
 from antiphase.models.variants import own_fields
-from antiphase.training.run_model import attention_only
 from support.models import randomize
 
 

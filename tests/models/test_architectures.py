@@ -10,7 +10,7 @@ import torch
 import transformers as hf
 
 import antiphase
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.layers.differential import DifferentialHeads
 from support.models import ids_of, randomize
 

@@ -21,14 +21,14 @@ from transformers import (
     GenerationConfig,
 )
 
-from antiphase.data.prepare import symbol_tokenizer
-from antiphase.data.retrieval import SymbolLanguage
-from antiphase.data.tokenization import train_tokenizer
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
+from antiphase.base.records import Record
+from antiphase.lab.studies.started import overrides_from
+from antiphase.lab.studies.upcycle.measure import upcycle_preset
+from antiphase.lab.text.prepare import symbol_tokenizer
+from antiphase.lab.text.retrieval import SymbolLanguage
+from antiphase.lab.text.tokenization import train_tokenizer
 from antiphase.models.checkpoints import convert
-from antiphase.records import Record
-from antiphase.studies.started import overrides_from
-from antiphase.studies.upcycle.measure import upcycle_preset
 
 IDS = torch.randint(3, 61, (2, 17), generator=torch.Generator().manual_seed(1))
 

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from antiphase import AntiphaseConfig
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 
 
 @pytest.mark.parametrize(("typo", "meant"), [

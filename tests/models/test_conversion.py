@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as hf
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.models.attention import attention_layer
 from antiphase.models.conversion import attention_from_unilm, convert_model, plan_conversion
 from support.models import randomize

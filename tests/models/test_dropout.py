@@ -4,13 +4,13 @@ import pytest
 import torch
 
 import antiphase
-from antiphase.baselines.models.convolution import ConvolutionForSequenceClassification
-from antiphase.baselines.models.recurrent import (
+from antiphase.lab.lineage.models.convolution import ConvolutionForSequenceClassification
+from antiphase.lab.lineage.models.recurrent import (
     RecurrentForCausalLM,
     RecurrentForSequenceClassification,
     RecurrentModel,
 )
-from antiphase.baselines.models.vanilla import VanillaModel
+from antiphase.lab.lineage.models.vanilla import VanillaModel
 
 IDS = torch.randint(1, 31, (3, 7), generator=torch.Generator().manual_seed(0))
 

@@ -7,12 +7,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache, Trainer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from antiphase import AntiphaseForCausalLM, differential_config
-from antiphase.baselines.models.configs import RecurrentConfig, VanillaConfig
-from antiphase.baselines.models.recurrent import RecurrentForCausalLM
-from antiphase.baselines.models.vanilla import VanillaForCausalLM
-from antiphase.data.prepare import symbol_tokenizer
-from antiphase.data.retrieval import SymbolLanguage
-from antiphase.interface import antiphase_mask
+from antiphase.attention.interface import antiphase_mask
+from antiphase.lab.lineage.models.configs import RecurrentConfig, VanillaConfig
+from antiphase.lab.lineage.models.recurrent import RecurrentForCausalLM
+from antiphase.lab.lineage.models.vanilla import VanillaForCausalLM
+from antiphase.lab.text.prepare import symbol_tokenizer
+from antiphase.lab.text.retrieval import SymbolLanguage
 from support.models import ids_of
 
 KINDS = ["softmax", "differential", "differential_v2"]
@@ -154,7 +154,7 @@ def test_continuous_batching_gives_the_tokens_of_each_prompt_alone(tiny_model, k
 
 
 def test_continuous_batching_of_v1_is_refused_and_never_wrong(tiny_model):
-    from antiphase.interface import differential_function
+    from antiphase.attention.interface import differential_function
 
     with pytest.raises(ValueError, match="serves softmax and differential_v2 models; use generate"):
         differential_function("paged|sdpa")

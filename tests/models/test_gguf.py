@@ -11,15 +11,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from antiphase.errors import InputError
-from antiphase.evaluations.inputs import model_content
+from antiphase.base.errors import InputError
+from antiphase.base.records import Record
+from antiphase.lab.measures.inputs import model_content
+from antiphase.lab.scoring.loading import load_model
 from antiphase.models.checkpoints import convert
-from antiphase.reading import gguf as reader
-from antiphase.reading import models
-from antiphase.reading.models import origin_of, read_model
-from antiphase.reading.tokenizers import load_tokenizer
-from antiphase.records import Record
-from antiphase.scoring.loading import load_model
+from antiphase.models.sources import gguf as reader
+from antiphase.models.sources import models
+from antiphase.models.sources.models import origin_of, read_model
+from antiphase.models.sources.tokenizers import load_tokenizer
 from support.gguf import TEMPLATE, llama, real_file, real_model, write_gguf
 
 IDS = torch.arange(2, 90).reshape(2, 44)

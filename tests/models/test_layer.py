@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache, LlamaConfig, StaticCache
 
 import antiphase
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.layers.functions import join_halves
 
 

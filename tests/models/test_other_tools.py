@@ -13,7 +13,7 @@ from transformers import (
 )
 
 import antiphase
-from antiphase.baselines.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
+from antiphase.lab.lineage.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
 from antiphase.models import lengths
 from support.models import ids_of, randomize
 

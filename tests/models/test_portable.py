@@ -242,8 +242,9 @@ def test_the_file_is_the_packages_code_and_complete(tmp_path):
 
 def test_two_functions_of_one_name_are_not_merged():
     merger = Merger("antiphase", portable.REPLACED, portable.DROPPED)
-    merger.add([("antiphase.interface", "refuse_continuous_batching"), ("antiphase.layers.functions", "form_of")])
-    merger.add([("antiphase.models.portable_parts", "refuse_continuous_batching")])
+    refused = "refuse_continuous_batching"
+    merger.add([("antiphase.attention.interface", refused), ("antiphase.layers.functions", "form_of")])
+    merger.add([("antiphase.models.portable_parts", refused)])
     with pytest.raises(LookupError, match="two definitions have the name refuse_continuous_batching"):
         merger.text()
     with pytest.raises(LookupError, match="does not define bogus"):

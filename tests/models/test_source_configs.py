@@ -9,8 +9,8 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import silu
 
-from antiphase.data.prepare import symbol_tokenizer
-from antiphase.data.retrieval import SymbolLanguage
+from antiphase.lab.text.prepare import symbol_tokenizer
+from antiphase.lab.text.retrieval import SymbolLanguage
 from antiphase.models.checkpoints import convert
 
 IDS = torch.randint(3, 61, (2, 13), generator=torch.Generator().manual_seed(4))

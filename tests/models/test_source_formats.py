@@ -8,11 +8,11 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
+from antiphase.lab.training.run_model import attention_only
 from antiphase.models.checkpoints import convert
 from antiphase.models.conversion import convert_model, plan_conversion
 from antiphase.models.source_formats import ARCHITECTURES
-from antiphase.training.run_model import attention_only
 from support.models import assert_near, logits_in_pieces, padded, randomize
 
 SIZES = {

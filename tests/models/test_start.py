@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 import antiphase
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.models.conversion import convert_model
 from antiphase.models.initialization import initialize
 

@@ -6,7 +6,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 import antiphase as package
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from support.models import ids_of, randomize
 
 KINDS = ["softmax", "differential", "differential_v2", "differential_llama"]

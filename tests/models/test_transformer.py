@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, DynamicCache, StaticCache
 
 import antiphase
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
 from antiphase.models import lengths
 from antiphase.models.initialization import initialize
 from support.models import assert_near, ids_of, padded

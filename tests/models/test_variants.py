@@ -7,15 +7,15 @@ from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 
 import antiphase
-from antiphase.config import load_preset
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
+from antiphase.lab.settings.presets import load_preset
+from antiphase.lab.training.run_model import attention_only, lambdas
 from antiphase.layers.lambdas import lambda_init
 from antiphase.layers.registry import set_training_step, variant_fields
 from antiphase.models.attention import attention_layer
 from antiphase.models.conversion import convert_model
 from antiphase.models.initialization import initialize
 from antiphase.models.variants import own_fields
-from antiphase.training.run_model import attention_only, lambdas
 from support.layers import formula, random_layer, rotary
 from support.models import assert_near, logits_in_pieces
 

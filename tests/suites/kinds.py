@@ -11,7 +11,7 @@ import transformers as hf
 from transformers import PreTrainedConfig, PreTrainedModel
 
 import antiphase
-from antiphase.baselines.models import sequence_to_sequence, vanilla
+from antiphase.lab.lineage.models import sequence_to_sequence, vanilla
 from antiphase.models import transformer
 
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

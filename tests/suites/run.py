@@ -30,7 +30,7 @@ sys.path.insert(0, str(FOLDER.parent))
 from suites import source  # noqa: E402  # found by the line above
 from suites.kinds import KINDS  # noqa: E402  # the same
 
-from antiphase.records import Record  # noqa: E402  # the same
+from antiphase.base.records import Record  # noqa: E402  # the same
 
 LONGEST_REASON = 200
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}

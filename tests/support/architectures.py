@@ -8,8 +8,8 @@ import torch
 import transformers as hf
 
 import antiphase
-from antiphase.data.retrieval import RetrievalTask, SymbolLanguage
-from antiphase.randomness import keyed_generator
+from antiphase.base.randomness import keyed_generator
+from antiphase.lab.text.retrieval import RetrievalTask, SymbolLanguage
 from support.models import randomize
 
 LAYERS, MAPS, N, WINDOW = 2, 8, 23, 7

@@ -1,9 +1,9 @@
 """Claims judged from records that tests make."""
 
-from antiphase.records import Record
-from antiphase.studies.reproduce.claims import CLAIMS
-from antiphase.studies.reproduce.judging import judge
-from antiphase.studies.reproduce.readings import Found
+from antiphase.base.records import Record
+from antiphase.lab.studies.reproduce.claims import CLAIMS
+from antiphase.lab.studies.reproduce.judging import judge
+from antiphase.lab.studies.reproduce.readings import Found
 
 ARMS = ("softmax", "differential")
 SEEDS = range(5)

@@ -14,15 +14,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from antiphase.config import load_preset
+from antiphase.lab.settings.presets import load_preset
+from antiphase.lab.training import objective
+from antiphase.lab.training.distributed import processes
+from antiphase.lab.training.objective import NextTokenLoss
+from antiphase.lab.training.optimizer import build_optimizer
+from antiphase.lab.training.run_model import sized_config
 from antiphase.models.initialization import initialize
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.ops.plain import plain_cross_entropies
-from antiphase.training import objective
-from antiphase.training.distributed import processes
-from antiphase.training.objective import NextTokenLoss
-from antiphase.training.optimizer import build_optimizer
-from antiphase.training.run_model import sized_config
 
 COLLECTIVES = {"_allgather_base_": "all_gather", "_reduce_scatter_base_": "reduce_scatter",
                "all_to_all_single": "all_to_all", "all_reduce": "sums", "allreduce_": "all_reduce"}  # fmt: skip

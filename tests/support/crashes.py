@@ -4,7 +4,7 @@ import os
 import shutil
 from pathlib import Path
 
-from antiphase.training import checkpoint
+from antiphase.lab.training import checkpoint
 
 
 class Crash(BaseException):

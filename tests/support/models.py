@@ -5,7 +5,7 @@ import copy
 import torch
 import transformers as hf
 
-from antiphase.scoring.probes import continues, generates, is_causal, takes_padding
+from antiphase.lab.scoring.probes import continues, generates, is_causal, takes_padding
 
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
 SIZES = {**BASE, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0}

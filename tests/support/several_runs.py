@@ -4,8 +4,8 @@ import json
 import sys
 from pathlib import Path
 
-from antiphase.config import load_preset
-from antiphase.studies.training_run import train_run
+from antiphase.lab.settings.presets import load_preset
+from antiphase.lab.studies.training_run import train_run
 
 
 def main():

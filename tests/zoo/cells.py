@@ -9,13 +9,13 @@ from unittest.mock import patch
 import torch
 
 import antiphase
+from antiphase.attention.hooks import is_encoder_decoder, observed
+from antiphase.attention.maps import attention_maps
+from antiphase.attention.statistics import attention_statistics
 from antiphase.calibration.plan import CalibrationPlan
-from antiphase.evaluations.long_context.measure import losses_by_position
-from antiphase.instrumentation.hooks import is_encoder_decoder, observed
-from antiphase.probing.maps import attention_maps
-from antiphase.probing.statistics import attention_statistics
-from antiphase.scoring import likelihood
-from antiphase.scoring.likelihood import generated_tokens, score_options
+from antiphase.lab.measures.long_context.measure import losses_by_position
+from antiphase.lab.scoring import likelihood
+from antiphase.lab.scoring.likelihood import generated_tokens, score_options
 from zoo.architectures import TEXT, built, texts
 
 BOUNDS = {torch.float32: 1e-3, torch.float64: 1e-5}

@@ -26,9 +26,9 @@ import yaml
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parent))
 
-from antiphase.errors import InputError  # noqa: E402  # the same
-from antiphase.folders.journal import Journal  # noqa: E402  # the same
-from antiphase.records import Record, environment  # noqa: E402  # the same
+from antiphase.base.errors import InputError  # noqa: E402  # the same
+from antiphase.base.folders.journal import Journal  # noqa: E402  # the same
+from antiphase.base.records import Record, environment  # noqa: E402  # the same
 from zoo.architectures import FAMILIES  # noqa: E402  # found by the line above
 from zoo.cells import row  # noqa: E402  # the same
 

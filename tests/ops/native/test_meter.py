@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from antiphase.benchmarks import kernels as benchmark
-from antiphase.errors import InputError
+from antiphase.base.errors import InputError
+from antiphase.lab.pages import summary
+from antiphase.lab.speed import kernels as benchmark
 from antiphase.ops.native.library import LOOPS, run_loop
-from antiphase.report import summary
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

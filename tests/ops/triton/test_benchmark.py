@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from antiphase.benchmarks import attention, gpu_schemes
-from antiphase.benchmarks.gpu_schemes import COMPARED_ON_GPU, CUDNN, FLASH, FLEX
-from antiphase.benchmarks.schemes import CAPTURED, SOFTMAX, Case, inputs, work
+from antiphase.lab.pages import benchmarks
+from antiphase.lab.speed import attention, gpu_schemes
+from antiphase.lab.speed.gpu_schemes import COMPARED_ON_GPU, CUDNN, FLASH, FLEX
+from antiphase.lab.speed.schemes import CAPTURED, SOFTMAX, Case, inputs, work
 from antiphase.layers.functions import join_halves
 from antiphase.ops.api import differential_attention
-from antiphase.report import benchmarks
 
 launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
 

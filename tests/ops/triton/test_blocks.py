@@ -5,11 +5,11 @@ import itertools
 import pytest
 import torch
 
-from antiphase.benchmarks.schemes import Case, work
+from antiphase.lab.speed.schemes import Case, work
 
 launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
 
-from antiphase.benchmarks import block_sizes  # noqa: E402 – it needs Triton
+from antiphase.lab.speed import block_sizes  # noqa: E402 – it needs Triton
 
 SMALL, OTHER = launch.Blocks(16, 16, 4, 1), launch.Blocks(16, 32, 4, 1)
 

@@ -1,0 +1,158 @@
+"""Interruptible work: its folder is new, or holds the same work, which ``--resume`` continues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from antiphase.base.errors import InputError
+from antiphase.base.files import read_json
+from antiphase.base.flags import kept_settings
+from antiphase.base.folders.ownership import is_free, only_one
+from antiphase.base.records import finite, write_atomically
+
+BROUGHT_BACK = "restore it, or choose another folder"
+"""Remedy for a stored file that was changed."""
+REQUEST = "request.json"
+"""Of a command: its settings, and digests of what it reads."""
+START_SETTING = "training.start_from"
+"""Suffix of the setting that names the folder of the initial weights, whose contents are checked, not its path."""
+
+
+@dataclass(frozen=True)
+class Resumable:
+    """A kind of work: the file that identifies its folder, and the messages about folders that it cannot use."""
+
+    file: str
+    foreign: str = "exists and is not empty; choose another folder"
+    """Message for a folder with other contents."""
+    again: str = "already contains this work; add --resume to continue it, or choose another folder"
+    """Message for work that was begun, if ``--resume`` is missing."""
+    other: str = "holds work with other settings ({names}); choose another"
+    """Message for work that was begun with other settings."""
+    earlier: Sequence[str] = ()
+    """Files that are written before ``file``, so that they alone remain of work that was killed at its start."""
+
+    @classmethod
+    def named(cls, noun: str, file: str, *, earlier: Sequence[str] = ()) -> Resumable:
+        """A kind of work with its own name in messages."""
+        return cls(
+            file,
+            earlier=earlier,
+            foreign=f"exists and holds no {noun} of antiphase; choose another folder",
+            again=f"already contains a {noun}; add --resume to continue it, or choose another folder",
+            other=f"holds a {noun} with other settings ({{names}}); choose another folder",
+        )
+
+    def begun(self, output: Path, *, resume: bool) -> bool:
+        """Whether the folder holds such work to continue; False if it is free. Writes nothing.
+
+        Raises:
+            InputError: the folder holds something else, or such work without ``resume``.
+        """
+        if not (output / self.file).is_file():
+            if not is_free(output, but=self.earlier):
+                raise InputError(f"--output {output} {self.foreign}")
+            return False
+        if not resume:
+            raise InputError(f"--output {output} {self.again}")
+        return True
+
+    @contextmanager
+    def held(self, output: Path, *, resume: bool) -> Iterator[None]:
+        """Lock the folder if it can be used; a folder with other contents gets no lock file.
+
+        Raises:
+            InputError: as for ``begun``, or another process uses it.
+        """
+        self.begun(output, resume=resume)
+        with only_one(output):
+            self.begun(output, resume=resume)  # check again, because another process may have worked here meanwhile
+            yield
+
+    def check_same(
+        self, output: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, free: Container[str] = ()
+    ) -> None:
+        """
+        Args:
+            before, now: settings by name, at the beginning of the work and now.
+            free: names of settings that may change because they do not affect results.
+
+        Raises:
+            InputError: other settings differ; the message names them.
+        """
+        both = {**before, **now}
+        changed = [name for name in both if before.get(name) != now.get(name) and name not in free]
+        # a flag that one of the two does not have is off
+        changed = [name for name in changed if name in before.keys() & now.keys() or both[name] is not False]
+        moved = {name for name in changed if name.endswith(START_SETTING) and before.get(name) and now.get(name)}
+        if names := ", ".join(name for name in changed if name not in moved):
+            raise InputError(f"--output {output} {self.other.format(names=names)}")
+
+
+class Work:
+    """The request of a command and the digests of its inputs, in a JSON file of its folder."""
+
+    KIND = Resumable(REQUEST)
+    FREE = ("device", "device_map", "parts")
+    """Settings that may change: results do not depend on the number of parts, and work that compares scores of several
+    calls stores the kind of device."""
+
+    def __init__(self, output: Path, request: Any) -> None:
+        self.output, self.path, self.request = output, output / self.KIND.file, finite(kept_settings(request))
+
+    def check(self, *, resume: bool) -> None:
+        """
+        Raises:
+            InputError: the folder holds something else, or ``resume`` is missing.
+        """
+        if self.KIND.begun(self.output, resume=resume):
+            self.KIND.check_same(self.output, self._kept()["request"], self.request, free=self.FREE)
+
+    def begin(self, contents: Mapping[str, Any], changed: Mapping[str, str]) -> None:
+        """Store the digests of the inputs, or check that they have not changed.
+
+        Args:
+            contents: digests by name.
+            changed: the message for each one that has changed.
+
+        Raises:
+            InputError: an input has changed since the work began.
+        """
+        if not self.path.is_file():
+            tree = {"request": self.request, **contents}
+            write_atomically(self.path, (json.dumps(tree, indent=1) + "\n").encode())
+        before = self._kept()
+        for name, content in contents.items():
+            if before.get(name, content) != content:  # older versions stored fewer
+                raise InputError(
+                    f"--output {self.output}: {changed[name]} since this work began; choose another folder"
+                )
+
+    def _kept(self) -> dict[str, Any]:
+        """
+        Raises:
+            InputError: the file was changed and cannot be read.
+        """
+        tree = read_json(self.path, "--output", BROUGHT_BACK)
+        if not isinstance(tree.get("request"), dict):
+            raise InputError(f"--output {self.path}: the file does not say what was asked for; {BROUGHT_BACK}")
+        return tree
+
+
+@contextmanager
+def work_in(output: Path, request: Any, *, resume: bool) -> Iterator[Work]:
+    """Lock the folder of a request (a dataclass): a new one, or one with the same work.
+
+    Raises:
+        InputError: the folder holds something else or is in use.
+    """
+    work = Work(output, request)
+    work.check(resume=resume)  # do not create a lock file in an unrelated folder
+    with only_one(output):
+        work.check(resume=resume)
+        yield work

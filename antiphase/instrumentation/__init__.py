@@ -1,1 +1,0 @@
-"""Observing and changing attention in any model that uses transformers' attention interface."""

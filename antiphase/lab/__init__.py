@@ -1,0 +1,1 @@
+"""The laboratory: text, training runs, measurements, studies and their pages. Imports the library."""

@@ -1,0 +1,199 @@
+"""Reads records of ``antiphase look``: sequences, masks and maps of each layer, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy
+
+from antiphase.base.errors import InputError
+from antiphase.base.records import Record
+from antiphase.lab.measures.look import Look, StoredMaps, StoredMask, Token
+from antiphase.lab.measures.look.map_codes import decode, sums_to_one
+from antiphase.lab.pages.tables import Column, Table
+
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """One entry of a record's ``maps``: H heads of S maps, N queries, M keys.
+
+    Numbers are decoded anew at each access, because those of all layers may not fit in memory.
+    """
+
+    layer: int
+    queries: str
+    """Name of the sequence of queries."""
+    keys: str
+    mask: int
+    """Index of its mask."""
+    visible: numpy.ndarray
+    """(N, M) bool."""
+    codes: numpy.ndarray
+    """(H, S, N, M) uint8, codes from ``map_codes.encode``."""
+    scales: numpy.ndarray
+    """(H, S, N) fp32."""
+    lam: numpy.ndarray | None
+    """(H, N) fp32 if S is 2."""
+    between: str = ""
+    """``target → source``: the sequences, if the record has maps of several kinds or between two texts; else empty."""
+
+    @property
+    def name(self) -> str:
+        """The layer's number, with its sequences if the record has several."""
+        return f"{self.layer} ({self.between})" if self.between else str(self.layer)
+
+    @property
+    def maps(self) -> numpy.ndarray:
+        """(H, S, N, M) fp32."""
+        return decode(self.codes, self.scales)
+
+    @property
+    def weights(self) -> numpy.ndarray:
+        """The weights that multiply the values, (H, N, M) fp32, signed if maps are subtracted."""
+        if self.lam is None:
+            return numpy.asarray(self.maps[:, 0])
+        return numpy.asarray(self.maps[:, 0] - self.lam[..., None] * self.maps[:, 1])
+
+    @property
+    def lost(self) -> float | None:
+        """The mean share of a map's rows that is on no key, as with a learned sink; None if all rows sum to one."""
+        seen = self.scales > 0  # a query that sees nothing has none
+        if bool(sums_to_one(self.codes, self.scales)[seen].all()):
+            return None
+        return float(1 - self.maps.sum(-1)[seen].mean())
+
+    @property
+    def adds(self) -> bool:
+        """Whether λ is below 0 for a head and query, so that the second map is added."""
+        return self.lam is not None and bool((self.lam < 0).any())
+
+    @property
+    def shares(self) -> numpy.ndarray:
+        """\\|A\\| / Σ\\|A\\| of each query, (H, N, M); zeros if a query sees nothing."""
+        size = numpy.abs(self.weights)
+        return numpy.asarray(size / numpy.maximum(size.sum(-1, keepdims=True), 1e-30))
+
+
+def is_look(record: Record) -> bool:
+    """Whether the record has attention maps."""
+    return record.kind == "look" and bool(record.values.get("maps"))
+
+
+def layers_of(record: Record) -> list[LayerMaps]:
+    """Every layer's maps, in order; empty for other records.
+
+    Raises:
+        InputError: arrays are missing or do not match the record.
+    """
+    look = Look.read(record)
+    if look is None:
+        return []
+    found = []
+    kinds = {(entry.queries, entry.keys) for entry in look.maps}
+    for entry in look.maps:
+        name, mask = entry.arrays, look.masks[entry.mask].array
+        needed = [f"{name}.codes", f"{name}.scales", mask] + [f"{name}.lambda"] * (entry.maps_per_head == 2)
+        missing = [key for key in needed if key not in record.arrays]
+        if missing:
+            raise InputError(f"the record lacks the array {missing[0]}: its .safetensors file must lie beside it")
+        layer = LayerMaps(
+            entry.layer, entry.queries, entry.keys, entry.mask, record.arrays[mask].astype(bool),
+            record.arrays[f"{name}.codes"], record.arrays[f"{name}.scales"], record.arrays.get(f"{name}.lambda"),
+            _between(entry, several=len(kinds) > 1),
+        )  # fmt: skip
+        heads, each = entry.heads, entry.maps_per_head
+        queries, keys = (len(look.sequences[side].tokens) for side in (layer.queries, layer.keys))
+        shapes = {
+            "codes": (layer.codes, (heads, each, queries, keys)),
+            "scales": (layer.scales, (heads, each, queries)),
+            "lambda": (layer.lam, (heads, queries)),
+        }
+        for part, (array, shape) in shapes.items():
+            if array is not None and array.shape != shape:
+                raise InputError(f"the record's array {name}.{part} has shape {array.shape}, expected {shape}")
+        found.append(layer)
+    return found
+
+
+def _between(entry: StoredMaps, *, several: bool) -> str:
+    if entry.queries != entry.keys:
+        return f"{entry.queries} → {entry.keys}"
+    return entry.queries if several else ""
+
+
+def used_in(layers: Sequence[LayerMaps]) -> str:
+    """Where a mask is used: for example ``layers 0, 1``, or between which sequences."""
+    kinds = dict.fromkeys(layer.between for layer in layers if layer.between)
+    if kinds:
+        return ", ".join(kinds)
+    numbers = [layer.layer for layer in layers]
+    listed = ", ".join(map(str, numbers[:6])) + (", …" if len(numbers) > 6 else "")
+    return f"layer{'s' if len(numbers) > 1 else ''} {listed}"
+
+
+def mask_words(mask: StoredMask) -> str:
+    """For example ``causal, window 4``."""
+    words = "of its own kind" if mask.kind == "other" else mask.kind
+    return words if mask.window is None else f"{words}, window {mask.window}"
+
+
+def remarks(record: Record) -> list[str]:
+    """Sentences on what the pictures do not show or what a reader would not expect of them."""
+    layers, found = layers_of(record), []
+    lost = {index: share for index, layer in enumerate(layers) if (share := layer.lost) is not None}
+    if lost:
+        mean = sum(lost.values()) / len(lost)
+        found.append(
+            f"In {used_in([layers[index] for index in lost])} a query's weights do not sum to one: on average "
+            f"{100 * mean:.0f} % of its attention is on no token, as with a learned sink in the softmax, and is not "
+            "in the pictures."
+        )
+    if adding := [layer for layer in layers if layer.adds]:
+        found.append(f"In {used_in(adding)} λ is below 0 in places, where the second map is added, not subtracted.")
+    return found
+
+
+def layer_table(record: Record) -> Table | None:
+    """Statistics of each layer on this text, means over heads and queries."""
+    rows = []
+    layers = layers_of(record)
+    masks = Look.of(record).masks if layers else []
+    for layer in layers:
+        share, weights = layer.shares, layer.weights
+        row = numpy.arange(share.shape[1])[:, None] + share.shape[2] - share.shape[1]
+        distance = numpy.abs(row - numpy.arange(share.shape[2]))
+        entropy = -(share * numpy.log(numpy.maximum(share, 1e-30))).sum(-1)
+        negative = (share * (weights < 0)).sum(-1).mean() if layer.lam is not None else None
+        rows.append(
+            [
+                layer.name if layer.between else layer.layer, len(weights),
+                mask_words(masks[layer.mask]),
+                float(share[..., 0].mean()), float(entropy.mean()),
+                float((share * distance).sum(-1).mean()) if layer.queries == layer.keys else None,
+                None if layer.lam is None else float(layer.lam.mean()), None if negative is None else float(negative),
+                layer.lost,
+            ]
+        )  # fmt: skip
+    columns = [
+        Column("Layer", "integer"), Column("Heads", "integer"), Column("Mask"), Column("On the first token", "percent"),
+        Column("Entropy, nats", "number"), Column("Distance, tokens", "number"), Column("λ", "number"),
+        Column("Negative", "percent"), Column("On no token", "percent"),
+    ]  # fmt: skip
+    if not rows:
+        return None
+    shown = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
+    return Table(
+        title="Attention by layer",
+        columns=[columns[index] for index in shown],
+        rows=[[row[index] for index in shown] for row in rows],
+        note=" ".join(["Of |A| / Σ|A|, A what multiplies the values: means over heads and queries.", *remarks(record)]),
+    )
+
+
+def piece_counts(tokens: Sequence[Token]) -> tuple[int, int | None]:
+    """Number of pieces, and of words if the tokenizer gave them; special tokens count as neither."""
+    words = {token.word for token in tokens if token.word is not None}
+    if not words:
+        return len(tokens), None
+    return sum(token.word is not None for token in tokens), len(words)

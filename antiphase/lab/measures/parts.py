@@ -1,0 +1,44 @@
+"""Parts of a measurement: progress is reported after each, and its result is stored, so that it survives a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from antiphase.base.folders.journal import Journal
+
+Value = TypeVar("Value")
+
+
+def silent(done: float, count: int) -> None:
+    """A report that does nothing."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a measurement does with its parts."""
+
+    report: Callable[[float, int], None] = silent
+    """Called with the number of finished parts and the total."""
+    journal: Journal | None = None
+    """Where results are stored."""
+
+    def stored(self, *part: Any, compute: Callable[[], Value]) -> Value:
+        """The stored result of a part; one that is not stored is computed and then stored.
+
+        Args:
+            part: plain JSON values that name it.
+            compute: returns the result: lists, dictionaries and finite numbers, which JSON returns unchanged.
+        """
+        if self.journal is None:
+            return compute()
+        key = self.journal.key(*part)
+        if key not in self.journal.known:
+            self.journal.add(key, compute())
+        known: Value = self.journal.known[key]
+        return known
+
+
+UNSTORED = Parts()
+"""Parts that are neither reported nor stored."""

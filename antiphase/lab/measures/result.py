@@ -1,0 +1,99 @@
+"""Typed results: measurements write them to records, and tables, figures and notebooks read them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from antiphase.base.errors import InputError
+from antiphase.base.flags import Settings, kept_settings
+from antiphase.base.records import Record, finite
+from antiphase.base.typed import build
+from antiphase.lab.catalog import Measurement, every
+
+if TYPE_CHECKING:
+    import numpy
+
+Made = TypeVar("Made")
+
+
+class Result:
+    """Base class of results; an instance displays itself in a notebook."""
+
+    @classmethod
+    def measurement(cls) -> Measurement:
+        """The measurement whose folder defines the class."""
+        return next(found for found in every() if found.package == cls.__module__)
+
+    @classmethod
+    def read(cls, record: Record) -> Self | None:
+        """The result in a record; None if the record is of another kind.
+
+        Raises:
+            InputError: a record of this kind has invalid contents.
+        """
+        if record.kind != cls.measurement().kind:
+            return None
+        return build(cls, record.values, strict=False)
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        """The result in a record of this kind.
+
+        Raises:
+            InputError: the record is of another kind, or has invalid contents.
+        """
+        found = cls.read(record)
+        if found is None:
+            raise InputError(f"a record is of kind {record.kind} where one of {cls.measurement().kind} was written")
+        return found
+
+    @classmethod
+    def from_record(cls, make: Callable[[Self], Made]) -> Callable[[Record], Made | None]:
+        """Turn a function of the result into one of the record, which gives None for a record of another kind."""
+
+        @functools.wraps(make)
+        def made(record: Record) -> Made | None:
+            found = cls.read(record)
+            return None if found is None else make(found)
+
+        return made
+
+    def record(self) -> Record:
+        """A record with only the result, without settings."""
+        return Record(kind=self.measurement().kind, values=finite(self))
+
+    def save(
+        self,
+        output: Path,
+        settings: Settings,
+        arrays: Mapping[str, numpy.ndarray] | None = None,
+        /,
+        *,
+        seconds: float,
+        **config: Any,
+    ) -> Record:
+        """Write ``record.json`` with the settings and further ``config``, and the arrays beside it.
+
+        Raises:
+            InputError: the result could not be read back with its own type.
+        """
+        given, found = kept_settings(settings), finite(self)
+        model = {"model": given["name"]} if "name" in given else {}
+        assert found.get("model", given.get("name")) == given.get("name"), "a record's model is the one of its settings"
+        seeds = [given["seed"]] if "seed" in given else list(given.get("seeds", []))
+        record = Record(
+            kind=self.measurement().kind, values={**model, **found},
+            config=finite({**config, **given}), seeds=seeds,
+            seconds=seconds, arrays=dict(arrays or {}),
+        )  # fmt: skip
+        self.read(record)
+        record.save(output)
+        return record
+
+    def _repr_html_(self) -> str:
+        from antiphase.lab.pages.html import fragment
+
+        return fragment(self.record())

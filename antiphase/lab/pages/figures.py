@@ -1,0 +1,46 @@
+"""Every figure of a record by name, and how figures become files."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from antiphase.base.errors import InputError
+from antiphase.base.records import Record, remove_leftovers, write_atomically
+from antiphase.lab.pages.plots import STYLE
+from antiphase.lab.pages.summary import presentation_of
+
+
+def figures_of(record: Record) -> dict[str, Figure]:
+    """All figures of a record by the name of their file, in the order of the page."""
+    drawings = presentation_of(record.kind).figures
+    return {name: figure for name, drawing in drawings.items() if (figure := drawing.draw(record)) is not None}
+
+
+def figure_bytes(figure: Figure, format: str) -> bytes:
+    """The figure as ``svg`` or ``png``, without date or version."""
+    buffer = io.BytesIO()
+    metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # A token in a script that the font lacks is drawn as a box; the table has it in full.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")
+        figure.savefig(buffer, format=format, dpi=150, metadata=metadata, facecolor="white")
+    return buffer.getvalue()
+
+
+def save_figures(record: Record, folder: Path) -> list[Path]:
+    """Write every figure of the record as ``NAME.png``; returns the paths."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--figures {folder} cannot be made ({error.strerror}); choose another folder") from None
+    paths = []
+    for name, figure in figures_of(record).items():
+        paths.append(folder / f"{name}.png")
+        remove_leftovers(paths[-1])
+        write_atomically(paths[-1], figure_bytes(figure, "png"))
+    return paths

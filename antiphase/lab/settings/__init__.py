@@ -1,0 +1,1 @@
+"""The settings of a run: their fields, presets and named arms."""

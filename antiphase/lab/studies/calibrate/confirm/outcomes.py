@@ -1,0 +1,135 @@
+"""Measures without and with the chosen heads, with intervals and tests over the samples that judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from antiphase.calibration.changes import Scores
+from antiphase.lab.scoring.priors import (
+    area_under_curve,
+    balanced_accuracy,
+    content_free_corrected,
+    mean_centred,
+    right,
+)
+from antiphase.lab.statistics.intervals import mcnemar, paired_interval
+from antiphase.lab.studies.calibrate.cells import Cell, LabelScores
+from antiphase.lab.studies.calibrate.confirm import PRIMARY
+
+DRAWS = 1000
+"""Resamples."""
+AUC = "AUC"
+Pair = tuple[LabelScores, LabelScores]
+"""Without and with the chosen heads."""
+MEASURES: dict[str, Callable[[LabelScores], Tensor]] = {
+    PRIMARY: LabelScores.centred,
+    "accuracy": lambda found: right(found.scores, found.targets),
+    "content-free accuracy": lambda found: right(content_free_corrected(found.scores, found.free), found.targets),
+}
+"""Whether each sample is answered right."""
+SETS: dict[str, Callable[[Tensor, Tensor], float | None]] = {
+    "balanced accuracy": balanced_accuracy, AUC: area_under_curve,
+}  # fmt: skip
+"""Measures of a whole set."""
+
+
+def centred_log_probabilities(cell: Cell) -> Scores:
+    """Log probability of each sample's right label after mean-centring over its task, nats."""
+    return {
+        name: mean_centred(found.scores).log_softmax(-1).gather(1, found.targets[:, None])[:, 0]
+        for name, found in cell.labels.items()
+    }
+
+
+def outcomes(
+    pairs: Mapping[str, Pair], pooled: Sequence[str], *, seed: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The primary outcome, the one that is tested, and all secondary ones, as ``Outcome`` reads them.
+
+    Args:
+        pairs: by task.
+        pooled: tasks that the primary measure is about.
+    """
+    own = [pairs[name] for name in pooled]
+    has_free = all(len(plain.free) for plain, _ in own)
+    primary = _of_samples(PRIMARY, None, own)
+    primary["p"] = mcnemar(primary["better"], primary["worse"])
+    secondary = [
+        _of_samples(name, None, own) for name in MEASURES if name != PRIMARY and (has_free or "free" not in name)
+    ]
+    secondary += [_of_sets(name, own, seed) for name in SETS]
+    secondary += [_of_samples(PRIMARY, task, [pair]) for task, pair in pairs.items()]
+    return primary, secondary
+
+
+def _of_samples(measure: str, task: str | None, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """A measure that each sample passes or not."""
+    before, after = (torch.cat([MEASURES[measure](pair[place]) for pair in pairs]) for place in (0, 1))
+    better, worse = int((after > before).sum()), int((after < before).sum())
+    gain, interval = paired_interval(better, worse, len(before))
+    return {
+        "measure": measure, "task": task, "samples": len(before), "plain": float(before.mean()),
+        "calibrated": float(after.mean()), "gain": gain, "gain_interval": list(interval), "better": better,
+        "worse": worse,
+    }  # fmt: skip
+
+
+def _of_sets(measure: str, pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
+    """A measure of a set, in the mean over tasks, with an interval by resampling samples."""
+    generator = torch.Generator().manual_seed(seed)
+    of = partial(_mean_over_tasks, SETS[measure])
+    plain, calibrated = (of([(pair[place].scores, pair[place].targets) for pair in pairs]) for place in (0, 1))
+    gains = []
+    for _ in range(DRAWS):
+        drawn = [torch.randint(len(first.targets), (len(first.targets),), generator=generator) for first, _ in pairs]
+        before, after = (
+            of([(pair[place].scores[rows], pair[place].targets[rows]) for pair, rows in zip(pairs, drawn, strict=True)])
+            for place in (0, 1)
+        )
+        gains.append(after - before)
+    gain = calibrated - plain
+    low, high = (
+        torch.tensor(gains, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    )
+    return {
+        "measure": measure, "task": None, "samples": sum(len(first.targets) for first, _ in pairs), "plain": plain,
+        "calibrated": calibrated, "gain": gain, "gain_interval": [low, high],
+    }  # fmt: skip
+
+
+def _mean_over_tasks(measure: Callable[[Tensor, Tensor], float | None], sets: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """Sets without a value, those with one label alone, do not count."""
+    known = [value for value in (measure(*given) for given in sets) if value is not None]
+    return fmean(known) if known else 0.5
+
+
+def pooled_centred(cell: Cell) -> float:
+    """Mean-centred accuracy pooled over the samples of all tasks."""
+    return float(torch.cat([found.centred() for found in cell.labels.values()]).mean())
+
+
+def verdict(primary: Mapping[str, Any], p_random: float | None, heads: int, *, alpha: float = 0.05) -> str:
+    """What the primary outcome says."""
+    if not heads:
+        return "No head's calibration alone raised the score that chooses, so there is nothing to judge."
+    low, high = (f"{100 * end:+.1f}" for end in primary["gain_interval"])
+    words = (
+        f"{heads} calibrated heads change the mean-centred accuracy by {100 * primary['gain']:+.2f} points "
+        f"({low} to {high}, p = {primary['p']:.3g}, {primary['samples']:,} samples)"
+    )
+    if primary["p"] >= alpha:
+        return f"No effect is shown: {words}."
+    if primary["gain"] < 0:
+        return f"Calibration harms: {words}."
+    if p_random is None or p_random >= alpha:
+        return (
+            f"The model reads better, but random heads are not shown to gain less, so the choice of heads is not shown "
+            f"to matter: {words}."
+        )
+    return f"The model reads better, and random heads gain less: {words}."

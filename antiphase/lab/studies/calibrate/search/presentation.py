@@ -1,0 +1,79 @@
+"""How records of ``antiphase calibrate search`` are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from antiphase.base.records import Record
+from antiphase.lab.pages.presentation import Presentation
+from antiphase.lab.pages.tables import Column, Table
+from antiphase.lab.studies.calibrate.presentation import (
+    controls_table,
+    format_share,
+    head_changes,
+    heads_drawing,
+    left_out_note,
+    measures_table,
+    signed,
+    signed_interval,
+    standings,
+)
+from antiphase.lab.studies.calibrate.search import Search
+
+
+def result(record: Record) -> Table | None:
+    """What the search found, judged on samples that it has not seen."""
+    found = Search.read(record)
+    if found is None:
+        return None
+    kept = ", ".join(f"{layer}: {' '.join(map(str, heads))}" for layer, heads in found.heads.items()) or "none"
+    score = "score" if record.config.get("score") == "metric" else "probability of right answers"
+    rows: list[list[Any]] = [
+        [f"Held-out {score} before", format_share(found.held_out_before)],
+        [f"Held-out {score} after", format_share(found.held_out_after)],
+        ["Gain, 95 % interval", f"{signed(found.held_out_gain)} [{signed_interval(found.held_out_gain_interval)}]"],
+        ["Heads kept (layer: heads)", kept],
+        ["Evaluations", f"{found.evaluations:,} of {found.exhaustive_evaluations:,} ({found.method})"],
+    ]
+    note = left_out_note(found.left_out)
+    return Table(title="Calibration found", columns=[Column("What"), Column("Value")], rows=rows, note=note)
+
+
+@Search.from_record
+def plain(found: Search) -> Table | None:
+    """Each task without calibration."""
+    return standings(found.tasks)
+
+
+@Search.from_record
+def measures(found: Search) -> Table | None:
+    """Whether more than the labels' prior moved."""
+    return measures_table(found.tasks, found.measures, found.measures_calibrated)
+
+
+@Search.from_record
+def controls(found: Search) -> Table | None:
+    """What the gain must be compared with."""
+    return controls_table(found.controls)
+
+
+@Search.from_record
+def heads_alone(found: Search) -> Figure | None:
+    """Change of the score by layer and head."""
+    changes = {}
+    for name, row in found.heads_alone.items():
+        layer, _, head = name.partition(".")
+        changes[int(layer), int(head)] = row.change
+    return head_changes(changes)
+
+
+PRESENTATION = Presentation(
+    introduction="Every head was calibrated alone on one part of the samples and kept if the score rose; the kept "
+    "ones were then judged together on the other part. Chance alone lets many heads “improve”: read the held-out gain "
+    "and its interval.",
+    tables=lambda record: [plain(record), result(record), measures(record), controls(record)],
+    figures=heads_drawing(heads_alone),
+    closing=lambda record, output: f"plan:   {output / 'plan.json'}",
+)

@@ -1,0 +1,124 @@
+"""How records of ``antiphase compare`` are shown."""
+
+from __future__ import annotations
+
+import statistics
+
+from antiphase.base.records import Record
+from antiphase.lab.measures.perplexity.presentation import losses
+from antiphase.lab.measures.retrieval_shown import allocation_drawing, allocation_tables, needle_tables, needles_drawing
+from antiphase.lab.pages.presentation import Drawing, Presentation
+from antiphase.lab.pages.tables import Table, format_value, present
+from antiphase.lab.studies.compare import figures, tables
+from antiphase.lab.studies.compare.shown import retrieval_of, sentences, shown
+
+
+def _introduction(record: Record) -> str:
+    found = shown(record)
+    seeds = len({run.seed for run in found.runs})
+    repeated = "once with one seed" if seeds == 1 else f"once with each of {seeds} seeds"
+    guess, so_far = found.guess_rate, found.unfinished
+    by_chance = f" ({100 * guess:.3g} % here)" if guess is not None else ""
+    waiting = (
+        ""
+        if so_far is None
+        else f"{100 * so_far:.0f} % of the training is done; this page is updated while the models train.\n"
+    )
+    return (
+        f"{waiting}Language models that differ in one thing, the arm ({', '.join(found.arms)}), were trained "
+        f"side by side, {repeated}; in each seed every arm read the same data in the same order. A fact in a "
+        "longer text is asked for: first-query accuracy is the share of first questions that a model answered right. A "
+        f"model that only names any value it has seen reaches the guess rate{by_chance}, and the untrained model "
+        f"({found.untrained}) shows what a model does before this training: read every accuracy beside those two. "
+        "Seeds are repetitions; where the ranges of two arms overlap, the order may be chance."
+    )
+
+
+def _final_accuracies(record: Record) -> str:
+    found, ends = shown(record), []
+    for arm in found.arms:
+        values = present(run.final.accuracy for run in found.runs_of(arm))
+        if values:
+            ends.append(f"{arm} {format_value(statistics.median(values), 'percent')}")
+    final = f" Median accuracy at the end: {', '.join(ends)}." if ends else ""
+    return f"Line charts over optimizer steps, one colour for each arm.{final}"
+
+
+def _chosen_heads(record: Record) -> str:
+    chosen = [
+        f"{arm}: layer {choice.layer}, head {choice.head}, counted from 0, with {choice.answer_weight:.3f} "
+        f"of |weight| on the answer, {format_value(choice.answer_share, 'percent')} of that row's Σ|A|"
+        for arm, choice in figures.strongest_heads(record).items()
+    ]
+    return "; ".join(chosen)
+
+
+def _map_caption(record: Record) -> str:
+    return (
+        "One input, read by every arm. Upper maps: the head whose last prompt position puts most |weight| on "
+        f"the answer, so the best case of each arm: {_chosen_heads(record)}. Lower maps: the mean over all heads "
+        "and layers, where nothing was chosen. One colour scale, centred at 0; dashed frames mark the "
+        "columns of the answer and the row of the last prompt position."
+    )
+
+
+def _lambdas(record: Record) -> str:
+    words = [
+        f"{run.arm} seed {run.seed}: {', '.join(map(format_value, run.lambdas))}"
+        for run in shown(record).runs
+        if run.lambdas and present(run.lambdas)
+    ]
+    return f"Line chart of λ by layer. {'; '.join(words)}."
+
+
+def lambda_table(record: Record) -> Table | None:
+    """λ of every layer and run."""
+    return tables.by_layer(shown(record), lambda run: run.lambdas, "λ by layer")
+
+
+FIGURES = {
+    "learning-curves": Drawing(
+        draw=figures.learning_curves,
+        title="Learning curves",
+        caption="Thin lines are single seeds, thick lines the median where every seed was measured.",
+        alternative=_final_accuracies,
+        behind=lambda record: [tables.runs_table(shown(record)), tables.curve_table(shown(record))],
+    ),
+    "needles": needles_drawing(retrieval_of),
+    "allocation": allocation_drawing(retrieval_of),
+    "attention-map": Drawing(
+        draw=figures.attention_maps,
+        title="Attention on one input",
+        caption=_map_caption,
+        alternative=lambda record: f"Heat maps of signed attention weights. {_chosen_heads(record)}.",
+        is_raster=True,
+    ),
+    "lambda": Drawing(
+        draw=figures.lambdas,
+        title="λ by layer",
+        caption="λ is the weight of the second map in first − λ · second. Thin lines are seeds, the thick one their "
+        "median.",
+        alternative=_lambdas,
+        behind=lambda record: [lambda_table(record)],
+    ),
+}
+
+
+def _details(record: Record) -> list[Table | None]:
+    found, retrieval = shown(record), retrieval_of(record)
+    return [
+        tables.comparison(found), tables.runs_table(found), tables.curve_table(found), *needle_tables(retrieval),
+        losses(found.perplexity), *allocation_tables(retrieval), lambda_table(record),
+        tables.by_layer(found, lambda run: run.gradient_norms, "Gradient norm by layer at the end of training"),
+    ]  # fmt: skip
+
+
+PRESENTATION = Presentation(
+    introduction=_introduction,
+    tables=lambda record: [tables.headline(shown(record))],
+    figures=FIGURES,
+    details=_details,
+    arms=lambda record: shown(record).arms,
+    sentences=sentences,
+    verdict=lambda record: shown(record).verdict,
+)

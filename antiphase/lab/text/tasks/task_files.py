@@ -1,0 +1,146 @@
+"""Task files: short YAML files that are read into settings and may be based on a shipped template.
+
+``prompt`` is a Jinja template over a row's columns; ``target`` and ``choices`` are Jinja expressions. Shipped templates
+contain everything except the data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from antiphase.base.errors import InputError, nearest
+from antiphase.base.files import read_yaml
+from antiphase.base.typed import build
+
+NO_DATA = "data is missing: the file, folder or Hub dataset that the task reads"
+
+
+@dataclass(kw_only=True)
+class TaskSettings:
+    """The settings of a task file."""
+
+    kind: Literal["classification", "choice", "answer", "continuation", "needles"]
+    """``classification``: all rows share the same labels; ``choice``: each row has its own choices; ``answer``: an open
+    question; ``continuation``: which passage of a text continues a given one; ``needles``: multi-needle retrieval in
+    the text.
+    """
+    data: Any = None
+    """File, folder or Hub dataset, or a mapping from labels to plain text files; relative to the task file."""
+    name: str = ""
+    split: str | None = None
+    """Name of a split in a .json file."""
+    header: list[str] | None = None
+    """Column names of a CSV file without a header line."""
+    encoding: Literal["utf-8", "latin-1"] = "utf-8"
+    """Of plain text files: ``latin-1`` means that those which are not UTF-8 are Latin-1."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """Further columns, each in a plain text file with one value per line."""
+    prompt: str = ""
+    """Jinja template of the prompt."""
+    keep: str = "true"
+    """Jinja expression: rows for which it is false are left out."""
+    target: str = "label"
+    """Jinja expression: the label, the 0-based index of the correct choice, or the correct answers."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """Text for each label; empty means the labels of the data."""
+    label_words: str = "{{ label }}"
+    """Jinja template of the text for a ``label``, if ``labels`` is empty."""
+    choices: str = "choices"
+    """Jinja expression that gives a list of texts."""
+    delimiter: str = " "
+    """Text between prompt and answer."""
+    demonstrations: Any = None
+    """Where examples are taken from; None means from ``demonstrations_split`` of ``data``, or without such a split from
+    rows of ``data`` that are not asked.
+    """
+    demonstrations_split: str | None = None
+    """Name of the examples' split in a .json file."""
+    shots: int = 0
+    """Number of examples before each prompt."""
+    separator: str = "\n\n"
+    """Text between examples."""
+    ask_shown: bool = False
+    """Whether rows are asked whose text is among the examples: only where a label can be learned nowhere else."""
+    normalize: Literal["no", "tokens", "characters"] = "no"
+    """The unit of length by which log-likelihoods are divided before the best is chosen."""
+    metric: Literal["accuracy", "exact_match", "f1"] | None = None
+    """None means accuracy if there are options, and exact match for an open answer."""
+    max_new_tokens: int = 16
+    """Length limit of an open answer, which also ends at a line break."""
+    needles: int | None = None
+    """Number of facts in a sequence; None means 4, or the number in the model's training."""
+    length: int | None = None
+    """Tokens in a sequence with needles (None: 512, or as in the model's training) or in a passage (None: 96)."""
+    continuation: int = 16
+    """Tokens in a continuation."""
+    offered: int = 4
+    """Number of continuations to choose from."""
+
+
+def template_names() -> list[str]:
+    """Names of the shipped templates."""
+    folder = resources.files("antiphase.lab") / "presets" / "tasks"
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+def read_task(path: str, *, flag: str = "--task") -> tuple[TaskSettings, Path]:
+    """The settings of a task file, and the folder to which its paths are relative.
+
+    ``template: NAME`` in the file takes the values that it does not set from a shipped template (or another file).
+
+    Raises:
+        InputError: the file is missing or is not a task file.
+    """
+    tree = _read_yaml(Path(path), flag)
+    template = tree.pop("template", None)
+    if template is not None:
+        own = Path(path).parent / str(template)
+        if own.is_file():
+            base = _read_yaml(own, flag)
+        elif template in template_names():
+            text = (resources.files("antiphase.lab") / "presets" / "tasks" / f"{template}.yaml").read_text("utf-8")
+            base = yaml.safe_load(text)
+        else:
+            raise InputError(f"{flag} {path}: unknown template '{template}'{nearest(str(template), template_names())}")
+        tree = {"name": str(template), **base, **tree}
+    try:
+        settings = build(TaskSettings, tree)
+        _check(settings)
+    except InputError as error:
+        raise InputError(f"{flag} {path}: {error}") from None
+    settings.name = settings.name or Path(path).stem
+    return settings, Path(path).parent
+
+
+def _read_yaml(path: Path, flag: str) -> dict[str, Any]:
+    known = ", ".join(template_names())
+    return read_yaml(path, flag, f"a task is a YAML file such as 'template: NAME' (one of {known}) and 'data: FILE'")
+
+
+def _check(settings: TaskSettings) -> None:
+    for name, number, least in (
+        ("shots", settings.shots, 0),
+        ("max_new_tokens", settings.max_new_tokens, 1),
+        ("needles", settings.needles, 1),
+        ("length", settings.length, 16),
+        ("continuation", settings.continuation, 1),
+        ("offered", settings.offered, 2),
+    ):
+        if number is not None and number < least:
+            raise InputError(f"{name} must be at least {least}, got {number}")
+    if settings.kind == "needles":
+        return
+    if settings.data is None:
+        raise InputError(NO_DATA)
+    if settings.kind == "continuation":
+        return
+    if not settings.prompt.strip():
+        raise InputError("prompt is missing: a Jinja template such as 'Question: {{ text }}\\nType:'")
+    has_options = settings.kind in ("classification", "choice")
+    if settings.metric is not None and (settings.metric == "accuracy") != has_options:
+        raise InputError(f"metric {settings.metric} does not fit the kind {settings.kind}")

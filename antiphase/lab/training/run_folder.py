@@ -1,0 +1,282 @@
+"""A run's folder: its settings, its metrics log, and the rule that no run is ever overwritten."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from antiphase.base.errors import DivergedError, InputError
+from antiphase.base.files import parse_json, read_text, reading
+from antiphase.base.folders.contents import START, TEXT, hash_of
+from antiphase.base.folders.holders import confirm_held
+from antiphase.base.folders.ownership import make_folder
+from antiphase.base.folders.work import BROUGHT_BACK, START_SETTING, Resumable
+from antiphase.base.records import Record, finite, write_atomically, writing
+from antiphase.base.typed import build, dotted
+from antiphase.lab.settings.presets import RunSettings, kept_run, to_yaml
+from antiphase.lab.training.checkpoint import AFRESH, Progress
+from antiphase.lab.training.checkpoint import FOLDER as CHECKPOINTS
+from antiphase.lab.training.divergence import Divergence
+
+SETTINGS = "run.yaml"
+METRICS = "metrics.jsonl"
+CURVE = "curve.json"
+"""Evaluations so far, for monitoring; a resumed run reads them from its checkpoint instead."""
+RUN_KEY, RUN_DIGITS = "run", 16
+"""Key of the run's digest in the record and in a line of the log, and how much of it is in a line."""
+TAIL = 1 << 16
+"""Bytes of a log that are read at a time from its end."""
+RUN = Resumable.named("run", SETTINGS)
+WITHOUT_EFFECT = (
+    "training.threads", "training.mesh.replicate", "training.mesh.shard", "training.mesh.context",
+    "training.mesh.tensor", "training.micro_batch_size", "training.gradient_checkpointing", "training.checkpoint_every",
+    "training.hang_limit", "data.cache", "data.tokenizer", "data.workers", "description",
+)  # fmt: skip
+"""Settings that a resumed run may change: of the results, they change the rounding at most. Contents of data, tokenizer
+and initial weights are checked by digests.
+"""
+
+
+def open_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
+    """Create the folder, or check that it holds the same run and that ``--resume`` was given.
+
+    Raises:
+        InputError: the folder holds something else, another run, or this run without ``--resume``.
+    """
+    check_run(folder, settings, resume=resume)
+    path = folder / SETTINGS
+    if not path.is_file():
+        make_folder(folder)
+        write_atomically(path, to_yaml(settings).encode())
+
+
+def check_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
+    """Raise the errors of ``open_run`` without writing anything."""
+    if RUN.begun(folder, resume=resume):
+        before = kept_run(folder / SETTINGS, flag="--output")
+        RUN.check_same(folder, dotted(asdict(before)), dotted(asdict(settings)), free=WITHOUT_EFFECT)
+
+
+def run_digest(folder: Path) -> str:
+    """SHA-256 of what the results of a folder's run depend on: its settings, its text, the weights it starts from.
+
+    Checkpoints and lines of the log carry it. Equal runs in other folders have the same; a setting that a later version
+    adds changes it only if it is set.
+    """
+    given = _given(kept_run(folder / SETTINGS, flag="--output"))
+    settings = {name: given[name] for name in sorted(given) if not name.endswith(START_SETTING)}
+    kept = [path.read_text().strip() if path.is_file() else None for path in (folder / TEXT, folder / START)]
+    return hash_of([finite(settings), *kept])
+
+
+def _kept(folder: Path) -> dict[str, Any]:
+    """The settings of a folder's run by dotted names, without those that change no result."""
+    return _of_results(kept_run(folder / SETTINGS, flag="--output"))
+
+
+def _given(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """Settings that differ from their defaults and may change results, by dotted names."""
+    found: dict[str, Any] = {}
+    for field in fields(settings):
+        name, value = f"{prefix}{field.name}", getattr(settings, field.name)
+        default = field.default_factory() if field.default_factory is not MISSING else field.default
+        if is_dataclass(value):
+            found |= _given(value, f"{name}.")
+        elif value != default and name not in WITHOUT_EFFECT:
+            found[name] = value
+    return found
+
+
+def _of_results(settings: RunSettings) -> dict[str, Any]:
+    return {name: value for name, value in sorted(dotted(asdict(settings)).items()) if name not in WITHOUT_EFFECT}
+
+
+def run_record(folder: Path) -> Record:
+    """The record of a finished run.
+
+    Raises:
+        InputError: it is another run's: one that says so, or one of an earlier version with other settings.
+    """
+    record = Record.load(folder)
+    if record.values.get(RUN_KEY) is not None:
+        is_own = record.values[RUN_KEY] == run_digest(folder)
+    else:
+        known = {name: value for name, value in record.config.items() if name in RunSettings.__dataclass_fields__}
+        is_own = _of_results(build(RunSettings, known, strict=False)) == _kept(folder)
+    if record.kind != "train" or not is_own:
+        raise InputError(
+            f"{folder / 'record.json'} is the record of another run than {SETTINGS} beside it tells of; restore it, or "
+            "remove it and repeat the command with --resume"
+        )
+    return record
+
+
+def check_run_of(folder: Path, settings: RunSettings) -> None:
+    """Check that a folder of a study holds the finished run of these settings.
+
+    Raises:
+        InputError: the run or its record is another one.
+    """
+    before, now = _kept(folder), _of_results(settings)
+    changed = [name for name in now if before.get(name) != now[name] and not name.endswith(START_SETTING)]
+    if changed:
+        raise InputError(
+            f"{folder} holds a run with other settings than its study's ({', '.join(changed)}); remove that folder, "
+            "and --resume trains the run again"
+        )
+    run_record(folder)
+
+
+def check_progress(folder: Path, progress: Progress) -> None:
+    """Check that a checkpoint in a run's folder is of that run.
+
+    One of an earlier version does not say; it is taken only if the record of the finished run tells of the very same
+    evaluations and training time.
+
+    Raises:
+        InputError: it is another run's, or may be.
+    """
+    if progress.run == run_digest(folder):
+        return
+    if progress.run is not None:
+        raise InputError(
+            f"--output {folder}: its checkpoint is of another run than its {SETTINGS}, text and first weights; restore "
+            f"its own, or remove {folder / CHECKPOINTS} {AFRESH}"
+        )
+    if (folder / "record.json").is_file():
+        values = run_record(folder).values
+        if all(values.get(name) == getattr(progress, name) for name in ("curve", "seconds", "tokens")):
+            return
+    raise InputError(
+        f"--output {folder}: its checkpoint is of an earlier version of antiphase, which did not note its run; "
+        f"finish the run with that version, or remove {folder / CHECKPOINTS} {AFRESH}"
+    )
+
+
+def check_diverged(folder: Path) -> None:
+    """
+    Raises:
+        DivergedError: the folder's run diverged; resumed from its last checkpoint, it would diverge again.
+        InputError: the record is another run's, or was changed.
+    """
+    if not (folder / "record.json").is_file() or (told := run_record(folder).values.get("diverged")) is None:
+        return
+    try:
+        found = build(Divergence, told, path="diverged", strict=False)
+    except InputError as error:
+        raise InputError(f"{folder / 'record.json'}: {error}; {BROUGHT_BACK}") from None
+    raise DivergedError(diverged_message(folder, found.step, found.reason))
+
+
+def diverged_message(folder: Path, step: int, reason: str) -> str:
+    """A message about a run that diverged."""
+    return (
+        f"--output {folder}: training diverged at step {step}, {reason}; its last checkpoint stays as it was, and a "
+        "lower training.learning_rate or more training.warmup_steps may help, in another folder"
+    )
+
+
+def read_curve(folder: Path) -> list[dict[str, Any]]:
+    """Evaluations of a run so far."""
+    path = folder / CURVE
+    if not path.is_file():
+        return []
+    found = parse_json(read_text(path, "--output", BROUGHT_BACK), f"--output {path}", BROUGHT_BACK)
+    if not isinstance(found, list) or not all(isinstance(point, dict) for point in found):
+        raise InputError(f"--output {path}: these are not the evaluations of a run; {BROUGHT_BACK}")
+    return found
+
+
+class MetricsLog:
+    """A log with one JSON object per line. A resumed run drops lines after its checkpoint and writes them again."""
+
+    def __init__(self, folder: Path, *, step: int, run: str | None = None) -> None:
+        """
+        Args:
+            run: ``run_digest`` of the run, the beginning of which is in each line; None where a checkpoint of an
+                earlier version has none.
+
+        Raises:
+            InputError: a line up to this step is of another run.
+        """
+        self.path, self.run = folder / METRICS, run
+        write_atomically(
+            self.path, (line for line, values in _lines(self.path) if values["step"] <= step and self._is_own(values))
+        )
+
+    def _is_own(self, values: dict[str, Any]) -> bool:
+        _check_line(self.path, values, self.run)
+        return True
+
+    def write(self, values: dict[str, Any]) -> None:
+        """
+        Raises:
+            Interrupted: another machine has taken the folder over.
+        """
+        confirm_held()
+        own = {} if self.run is None else {RUN_KEY: self.run[:RUN_DIGITS]}
+        with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(values | own) + "\n")
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The complete lines of a log; a line truncated by a kill is skipped."""
+    return [values for _, values in _lines(folder / METRICS)]
+
+
+def run_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The log of a finished run.
+
+    Raises:
+        InputError: a line, or the record, is of another run.
+    """
+    found, run = read_metrics(folder), run_record(folder).values.get(RUN_KEY)
+    for values in found:
+        _check_line(folder / METRICS, values, run)
+    return found
+
+
+def _check_line(path: Path, values: dict[str, Any], run: str | None) -> None:
+    if values.get(RUN_KEY) != (None if run is None else run[:RUN_DIGITS]):
+        raise InputError(
+            f"--output {path}: the line of step {values['step']} is of another run; restore the file, or remove it"
+        )
+
+
+def last_metrics(folder: Path) -> dict[str, Any] | None:
+    """The last complete line of a run's log; only the file's end is read."""
+    path = folder / METRICS
+    if not path.is_file():
+        return None
+    with reading(path, "--output"), open(path, "rb") as file:
+        end, size = b"", file.seek(0, os.SEEK_END)
+        while size:
+            start = max(0, size - TAIL)
+            file.seek(start)
+            end, size = file.read(size - start) + end, start
+            lines = end.split(b"\n")[min(size, 1) : -1]  # at both ends there may be parts of lines
+            if (values := next(filter(None, map(_values, reversed(lines))), None)) is not None:
+                return values
+    return None
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The complete lines of a log, and what they hold, one after the other."""
+    if not path.is_file():
+        return
+    with reading(path, "--output"), open(path, "rb") as file:
+        for line in file:
+            if line.endswith(b"\n") and (values := _values(line)) is not None:
+                yield line, values
+
+
+def _values(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None

@@ -1,1 +1,0 @@
-"""Attention inside a model, observed through transformers' attention interface without changing the model's code."""

@@ -1,0 +1,139 @@
+"""What the command line shows while it works."""
+
+import json
+from io import StringIO
+from types import SimpleNamespace
+
+import pytest
+import typer
+from rich.console import Console
+
+from antiphase import cli
+from antiphase.cli.progress import Estimate, Lines, job_progress, run_progress, share_progress
+from antiphase.lab.studies.jobs import Job
+
+
+def test_each_run_of_a_study_has_its_own_steps():
+    """Short runs of the same name too, as ablations make them after a comparison."""
+    written = StringIO()
+    with job_progress(Console(file=written, force_terminal=True, width=120)) as report:
+        for steps in (10, 4):
+            settings = SimpleNamespace(training=SimpleNamespace(steps=steps))
+            report(Job("softmax-seed0", "softmax", 0, settings), 4, {"loss": 1.0})
+    assert "4/10" in written.getvalue()
+    assert "4/4" in written.getvalue()
+
+
+def told_by(steps, *, about=""):
+    """What an estimate says, at times in seconds."""
+    said, now = [], [0.0]
+    estimate = Estimate(said.append, lambda: now[0])
+    for seconds, done, count in steps:
+        now[0] = seconds
+        estimate.report(done, count, about=about)
+    return said
+
+
+def test_time_is_told_once_from_the_first_measured_part():
+    assert told_by([(50, 1, 101), (54, 2, 101), (90, 20, 101)]) == ["about 6.6 minutes left"]  # loading does not count
+    assert told_by([(0, 0, 40), (10, 1, 40), (20, 2, 40)], about="a") == ["a: about 6.5 minutes left"]
+    assert told_by([(0, 0, 1000), (1, 1, 1000), (4, 2, 1000), (8, 3, 1000)]) == ["about 33 minutes left"]
+    assert told_by([(0, 0, 5), (10_000, 1, 5)]) == ["about 11 hours left"]
+
+
+def test_what_was_known_already_does_not_count():
+    assert told_by([(0, 1, 100), (0.001, 2, 100), (0.002, 60, 100), (4.002, 61, 100)]) == ["about 2.6 minutes left"]
+
+
+def test_short_work_needs_no_estimate():
+    assert told_by([(0, 0, 10), (3, 5, 10), (6, 10, 10)]) == []
+
+
+def test_each_stage_has_its_own():
+    stages = [(0, 0, 20), (5, 1, 20), (95, 20, 20), (100, 0, 50), (110, 5, 50)]
+    assert told_by(stages) == ["about 1.6 minutes left", "about 1.5 minutes left"]
+
+
+def test_a_run_shows_its_validation_before_step_1():
+    written = StringIO()
+    with run_progress(Console(file=written, force_terminal=True, width=120), 10) as report:
+        report(0, {"measuring": "loss", "tokens": 12_288})
+    assert "measuring on held-out data (loss): 12,288 tokens" in written.getvalue()
+
+
+def told_by_lines(steps):
+    """The lines of a log for (seconds, key, done, total)."""
+    said, now = [], [0.0]
+    lines = Lines(said.append, lambda: now[0])
+    for seconds, key, done, total in steps:
+        now[0] = seconds
+        lines.show(key, key, done, total, "")
+    return said
+
+
+def test_a_log_has_a_line_every_ten_seconds_and_one_for_the_end():
+    steps = [(second, "a", 10 * second, 250) for second in range(26)]
+    assert told_by_lines(steps) == [
+        "a: 0 of 250", "a: 100 of 250, about 15 seconds left", "a: 200 of 250, about 5 seconds left", "a: 250 of 250",
+    ]  # fmt: skip
+
+
+def test_in_a_log_an_end_is_told_once():
+    """Work is finished some time before its process ends, and is reported until then."""
+    steps = [(0, "a", 0, 2), *((second, "a", 2, 2) for second in range(1, 30)), (30, "b", 3, 3)]
+    assert told_by_lines(steps) == ["a: 0 of 2", "a: 2 of 2", "b: 3 of 3"]
+
+
+def test_in_a_log_pieces_side_by_side_have_lines_of_their_own_and_loading_does_not_count():
+    steps = [(0, "a", 0, 40), (60, "a", 1, 40), (62, "b", 3, 3), (80, "a", 11, 40)]
+    assert told_by_lines(steps) == ["a: 0 of 40", "a: 1 of 40", "b: 3 of 3", "a: 11 of 40, about 58 seconds left"]
+
+
+def test_output_that_is_no_terminal_gets_lines():
+    for progress, arguments, line in (
+        (share_progress, ("prompts",), "prompts: 3 of 20"),
+        (run_progress, (20,), "steps: 3 of 20, loss 1.500"),
+    ):
+        written = StringIO()
+        with progress(Console(file=written, width=20), *arguments) as report:
+            report(3, 20 if progress is share_progress else {"loss": 1.5})
+        assert written.getvalue() == f"{line}\n"
+
+
+def test_without_a_command_it_says_what_to_do_first(antiphase):
+    code, out, err = antiphase()
+    assert (code, err) == (2, "")  # nothing was done
+    named = [line.split()[1:3] for line in out.splitlines() if line.startswith("  antiphase ")]
+    commands = typer.main.get_command(cli.app).commands
+    assert named
+    for first, second in named:
+        assert first in commands
+        assert not hasattr(commands[first], "commands") or second in commands[first].commands
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [("evaluate needl", "needles"), ("evaluate needles MODEL --que", "--queries"), ("tun", "tune")],
+)
+def test_the_shell_completes_commands_and_flags(antiphase, monkeypatch, words, completed):
+    monkeypatch.setenv("_ANTIPHASE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"antiphase {words}")
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    assert antiphase()[1].split() == [completed]
+
+
+def test_json_of_work_without_a_folder(antiphase):
+    code, out, _ = antiphase("tokenize", ["Hello you"], "--json")
+    assert (code, json.loads(out)["kind"]) == (0, "tokenize")
+
+
+def test_version(antiphase):
+    code, out, _ = antiphase("--version")
+    assert (code, out) == (0, "0.1.0\n")
+
+
+def test_in_a_log_the_next_stage_of_a_piece_is_timed_by_itself_and_its_end_is_told():
+    steps = [(0, "a", 16, 200), (300, "a", 200, 200), (320, "a", 4, 788), (340, "a", 44, 788), (712, "a", 788, 788)]
+    assert told_by_lines(steps) == [
+        "a: 16 of 200", "a: 200 of 200", "a: 4 of 788", "a: 44 of 788, about 6.2 minutes left", "a: 788 of 788",
+    ]  # fmt: skip

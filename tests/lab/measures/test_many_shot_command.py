@@ -1,0 +1,89 @@
+"""``antiphase evaluate many-shot``: what is left out is told with its reason, and no task takes another's place."""
+
+import pytest
+
+from antiphase.base.errors import InputError
+from antiphase.base.records import Record
+from antiphase.lab.measures.many_shot import AtShots, TaskShots
+from antiphase.lab.measures.many_shot import measure as module
+from antiphase.lab.measures.many_shot.presentation import _mean_task
+from antiphase.lab.measures.running import evaluate, settings_of
+from antiphase.lab.pages.html import write_report
+from antiphase.lab.pages.summary import main_tables
+from antiphase.lab.text.tokenization import train_tokenizer
+from support.models import save, small_llama
+
+ROWS = [f"{index % 2} word {index}" for index in range(40)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A model that reads 120 tokens, and two tasks of one template and no name."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = train_tokenizer(["Review: word Sentiment: negative positive 0 1 2 3 4 5 6 7 8 9"] * 9, 300)
+    save(small_llama(tokenizer, max_position_embeddings=120), tokenizer, tmp_path / "model")
+    (tmp_path / "rows.all").write_text("\n".join(ROWS) + "\n")
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text("template: cr\ndata: rows.all\n")
+    return tmp_path
+
+
+def request(**fields):
+    known = {"name": "model", "tasks": ["one.yaml"], "shots": [1, 4, 24, 33, 64], "samples": 8, "orders": 0}
+    return settings_of("many-shot", **{**known, **fields})
+
+
+def test_too_few_rows_and_too_long_are_distinguished(folder):
+    record = evaluate(request(), folder / "out")
+    found = record.values["tasks"]["cr"]
+    assert [row["shots"] for row in found["rows"]] == [1, 4]
+    assert (found["left_out"], found["too_few_rows"]) == ([24], [33, 64])  # 32 rows are left beside the 8 asked
+    page = write_report([record], folder / "page.html").read_text()
+    for said in (main_tables(record)[0].note, page):
+        assert "Longer than the model reads: 24 examples. Too few rows for: 33, 64 examples." in said
+    del found["too_few_rows"]  # as earlier records have it
+    table = main_tables(Record(kind=record.kind, values=record.values))[0]
+    assert table.note.endswith("Longer than the model reads: 24 examples.")
+    (folder / "shown.all").write_text("\n".join(ROWS[:3]) + "\n")
+    (folder / "one.yaml").write_text("template: cr\ndata: rows.all\ndemonstrations: shown.all\n")
+    found = evaluate(request(), folder / "own").values["tasks"]["cr"]
+    assert (found["left_out"], found["too_few_rows"]) == ([], [4, 24, 33, 64])
+    assert "Longer" not in main_tables(Record(kind=record.kind, values={"tasks": {"cr": found}}))[0].note
+
+
+@pytest.mark.parametrize(
+    ("fields", "second", "pattern"),
+    [
+        ({}, "template: cr\ndata: rows.all\n",
+         r"--task two\.yaml: one\.yaml has the name 'cr' too; give one of them another, for example 'name: cr-2'"),
+        ({}, "template: cr\nname: two\ndata: missing.all\n", r"--task two\.yaml: .*there is no such file"),
+        ({"samples": 40}, "",
+         r"--task one\.yaml: there are too few rows for --shots 1 beside --samples 40; ask for fewer"),
+        ({"samples": 41}, "", r"--task one\.yaml: --samples 41 is more than its 40 rows; lower it"),
+    ],
+)  # fmt: skip
+def test_unusable_input_is_refused_before_anything_is_computed(folder, monkeypatch, fields, second, pattern):
+    monkeypatch.setattr(module, "many_shot", lambda *given, **named: pytest.fail("something was computed"))
+    (folder / "two.yaml").write_text(second)
+    with pytest.raises(InputError, match=pattern):
+        evaluate(request(tasks=["one.yaml", "two.yaml"], **fields), folder / "out")
+    assert not (folder / "out").exists()
+
+
+def test_tasks_of_one_template_and_two_names(folder):
+    (folder / "two.yaml").write_text("template: cr\nname: cr-2\ndata: rows.all\n")
+    record = evaluate(request(tasks=["one.yaml", "two.yaml"], shots=[1]), folder / "out")
+    assert list(record.values["tasks"]) == ["cr", "cr-2"]
+
+
+def test_the_mean_of_many_tasks_is_over_all_of_them_at_each_number_of_examples():
+    """One that lacks a number is no reason to mix numbers; a number that some tasks lack has no mean."""
+
+    def task(shots):
+        return TaskShots(
+            samples=9, guess_rate=0.5, majority_rate=0.5,
+            rows=[AtShots(shots=count, accuracy=count / 20, interval=[0.0, 1.0], tokens=9) for count in shots],
+        )  # fmt: skip
+
+    found = _mean_task([task((16, 4, 1)), task((4, 1)), task((1, 4, 16))])
+    assert [(row.shots, row.accuracy) for row in found.rows] == [(1, pytest.approx(0.05)), (4, pytest.approx(0.2))]

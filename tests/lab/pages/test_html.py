@@ -1,0 +1,233 @@
+"""The page is valid, self-contained, escaped, complete and the same every time."""
+
+import base64
+import copy
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from antiphase.base.errors import InputError
+from antiphase.base.records import Record
+from antiphase.lab.measures import retrieval_shown
+from antiphase.lab.measures.perplexity.presentation import losses
+from antiphase.lab.pages import summary, tables, write_report
+from antiphase.lab.studies.compare import tables as trained
+from antiphase.lab.studies.compare.shown import retrieval_of, shown
+from support.paths import ROOT
+
+VOID = {"meta", "link", "img", "br", "hr", "input"}
+
+
+class Page(HTMLParser):
+    """Checks nesting; collects text, tables, tags and attributes."""
+
+    def __init__(self, path):
+        super().__init__(convert_charrefs=True)
+        self.open = []
+        self.tags = []
+        self.text = ""
+        self.rows = []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        assert len(dict(attrs)) == len(attrs), f"an attribute stands twice in {tag}"
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text += data
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+
+    def attributes(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def write(tmp_path, *records):
+    return Page(write_report(records, tmp_path / "report.html"))
+
+
+@pytest.fixture(scope="module")
+def both(both_on_a_page):
+    """The page of the plain and the awkward record, and its source."""
+    return Page(both_on_a_page), both_on_a_page.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_every_table_stands_on_the_page(comparison, both):
+    page, _ = both
+    found = [
+        *summary.main_tables(comparison),
+        *(
+            trained.comparison(shown(comparison)),
+            trained.runs_table(shown(comparison)),
+            trained.curve_table(shown(comparison)),
+        ),
+        *(
+            retrieval_shown.needle_summary(retrieval_of(comparison)),
+            retrieval_shown.needle_cells(retrieval_of(comparison)),
+            losses(shown(comparison).perplexity),
+        ),
+        *(
+            retrieval_shown.allocation(retrieval_of(comparison)),
+            retrieval_shown.allocation(retrieval_of(comparison), by_layer=True),
+        ),
+        *(tables.settings(comparison), tables.environment(comparison), tables.provenance(comparison)),
+        trained.by_layer(shown(comparison), lambda run: run.gradient_norms, ""),
+    ]
+    for table in found:
+        assert [column.name for column in table.columns] in page.rows
+        assert all(row in page.rows for row in table.text()), table.title
+    captions = page.text.count("Learning curves (78 rows)")
+    assert captions == 1, "a table that stands behind a figure is not repeated in the details"
+
+
+def test_sentences_and_verdict_are_verbatim(comparison, awkward, both):
+    page, _ = both
+    for record in (comparison, awkward):
+        for entry in record.values["comparison"]:
+            assert entry["sentence"] in page.text
+    assert comparison.values["verdict"] in page.text
+
+
+def test_text_of_others_is_escaped(both):
+    page, _ = both
+    assert not page.attributes("script")
+    assert not page.attributes("b")
+    assert '<script>alert("x")</script>' in page.text
+    assert "<b>$x^ & [red]'s</b>" in page.text
+
+
+def test_nothing_is_loaded_and_nothing_runs(both):
+    page, source = both
+    for tag, attributes in page.tags:
+        assert tag not in ("script", "link", "iframe", "object", "embed")
+        for name, value in attributes.items():
+            assert not name.startswith("on")
+            if name in ("src", "href", "srcset", "data"):
+                assert str(value).startswith(("data:image/", "#")), value
+    assert "url(" not in source
+    assert "@import" not in source
+    for content in re.findall(r'data:image/svg\+xml;base64,([^"]+)"', source):
+        drawing = base64.b64decode(content).decode()
+        assert not re.search(r'href="(?!#)', drawing)
+        assert "<script" not in drawing
+    assert len(source) < 3_000_000
+
+
+def test_figures_and_tables_are_accessible(both):
+    page, _ = both
+    assert len(page.attributes("img")) == 5 + 4
+    assert all(attributes.get("alt") for attributes in page.attributes("img"))
+    assert all(attributes.get("scope") in ("col", "row") for attributes in page.attributes("th"))
+    (html,) = page.attributes("html")
+    assert html["lang"] == "en"
+    anchors = [value for _, attributes in page.tags if (value := attributes.get("id"))]
+    assert len(set(anchors)) == len(anchors)
+    links = [str(attributes["href"]) for attributes in page.attributes("a")]
+    assert {link.removeprefix("#") for link in links} == set(anchors)
+
+
+def test_the_map_says_which_head_it_shows(both):
+    page, _ = both
+    assert re.search(r"softmax: layer 1, head 1, counted from 0, with 0\.\d{3} of \|weight\| on the answer", page.text)
+
+
+@pytest.mark.slow
+def test_equal_records_give_equal_bytes(comparison, tmp_path):
+    first = write_report([comparison], tmp_path / "first.html").read_bytes()
+    second = write_report([copy.deepcopy(comparison)], tmp_path / "second.html").read_bytes()
+    assert first == second
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["runs", "needles", "allocation", "attention_map", "comparison", "parameters"])
+@pytest.mark.parametrize("absent", [True, False])
+def test_any_part_may_be_missing_or_null(comparison, tmp_path, part, absent):
+    if absent:
+        del comparison.values[part]
+    else:
+        comparison.values[part] = None
+    comparison.values |= {"runs": []} if part == "attention_map" else {"attention_map": {}}  # draw less, test faster
+    write(tmp_path, comparison)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        ("train", {"final": {"loss": 2.5, "accuracy": 0.25}, "curve": [{"step": 1, "loss": 2.5}]}, "2.500"),
+        (
+            "evaluate-perplexity",
+            {"rows": [{"sequences": 80, "loss": 2.5, "perplexity": 12.18, "tokens": 51200}]},
+            "12.18",
+        ),
+        ("unheard-of", {"sinks": {"count": 17}, "list": [1]}, "17"),
+        ("unheard-of", {}, "have no layout of their own"),
+    ],
+)
+def test_other_kinds(tmp_path, kind, values, expected):
+    page = write(tmp_path, Record(kind=kind, values=values))
+    assert expected in page.text
+    if kind == "unheard-of":
+        assert "have no layout of their own" in page.text
+
+
+def test_evaluations_of_one_model(comparison, tmp_path):
+    summary = [row for row in comparison.values["needles"]["summary"] if row["arm"] == "softmax"]
+    summary = [{key: row[key] for key in row if key not in ("arm", "trained")} for row in summary if row["trained"]]
+    rows = [row for row in comparison.values["allocation"] if row["arm"] == "softmax" and row["trained"]]
+    rows = [{key: row[key] for key in row if key not in ("arm", "seed", "trained")} for row in rows[:3]]
+    page = write(
+        tmp_path,
+        Record(kind="evaluate-needles", values={"cells": [], "summary": summary, "guess_rate": 0.125}),
+        Record(kind="evaluate-allocation", values={"rows": rows}),
+    )
+    assert len(page.attributes("img")) == 2
+    assert "Needle accuracy by depth" in page.text
+    assert "Attention by span" in page.text
+
+
+def test_wrong_use_is_one_clear_error(comparison, tmp_path):
+    with pytest.raises(InputError, match="at least one record"):
+        write_report([], tmp_path / "report.html")
+    with pytest.raises(InputError, match=r"is a folder.*report\.html"):
+        write_report([comparison], tmp_path)
+
+
+@pytest.mark.slow
+def test_a_page_can_be_made_of_the_first_committed_record_of_every_kind(tmp_path):
+    """Without the arrays, which are not committed."""
+    records = {}
+    for path in sorted((ROOT / "docs" / "records").rglob("*.json")):
+        if "kind" in json.loads(path.read_text(encoding="utf-8")):  # the files of docs/records/evidence are no records
+            record = Record.load(path)
+            records.setdefault(record.kind, record)
+    assert len(records) > 20
+    for kind, record in records.items():
+        assert kind in write_report([record], tmp_path / f"{kind}.html").read_text(encoding="utf-8")
+
+
+def test_records_of_several_models_have_sections_of_their_own_names_and_no_settings_of_training(tmp_path):
+    data = {"source": "text", "sequence_length": 32, "needle_share": 0.7, "keys": 64, "needles": 8}
+    rows = [{"windows": 2}]
+    records = [
+        Record(kind="evaluate-x", values={"model": name, "rows": rows}, config={"data": data})
+        for name in ("one", "two")
+    ]
+    text = write_report(records, tmp_path / "page.html").read_text()
+    assert all(f'aria-label="evaluate-x, {name}"' in text for name in ("one", "two"))
+    assert "data.sequence_length" in text
+    assert not any(f"data.{name}" in text for name in ("needle_share", "keys", "needles"))

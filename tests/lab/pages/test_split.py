@@ -1,0 +1,183 @@
+"""Models that learned or did not: what page and terminal show of records, of older ones by today's rules."""
+
+import io
+import re
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from antiphase.base.records import Record
+from antiphase.lab.measures.long_context import presentation as long_context
+from antiphase.lab.measures.many_shot import presentation as many_shot
+from antiphase.lab.pages import terminal, write_report
+from antiphase.lab.studies.ablations.presentation import losses, slices
+from antiphase.lab.studies.compare.shown import sentences, shown
+from antiphase.lab.studies.compare.tables import comparison, headline
+from antiphase.lab.studies.reproduce import presentation as reproduction
+from antiphase.lab.studies.tune import Tune
+from antiphase.lab.studies.tune.presentation import end_of, threshold_of
+from support.paths import ROOT
+
+RECORDS = ROOT / "docs" / "records"
+OLDER = Path(__file__).parent / "older"
+"""Records of older versions, without most of their rows."""
+
+
+def demo():
+    """A record as older versions wrote it: a mean of models that learned and models that did not, with an interval."""
+    record = Record.load(RECORDS / "demo-start-0.02.json")
+    entry = record.values["comparison"][0]
+    del entry["learned"]
+    entry["differences"]["differential"] |= {"mean": -0.273, "interval": [-1.5814, 1.034]}
+    entry["sentence"] = "First-query accuracy: differential is behind (95 % interval -158.0 to 103.4)."
+    record.values["verdict"] = "held-out loss, differential: contradicted"
+    return record
+
+
+@pytest.mark.slow
+def test_an_older_record_of_models_that_learned_or_did_not_has_counts_everywhere(tmp_path):
+    output = io.StringIO()
+    terminal.print_summary(demo(), Console(file=output, width=250))
+    page = write_report([demo()], tmp_path / "page.html").read_text(encoding="utf-8")
+    made = runpy.run_path(str(ROOT / "benchmarks" / "page_tables.py"))["table"]("demo-before")
+    for words in (output.getvalue(), page, made):
+        assert not re.search(r"[-−]?158\.0|103\.4|1\.5814|2\.5516", words)
+        assert "2 of 3" in words
+        assert "3 of 3" in words
+    learned = "learned: softmax in 3 of 3 seeds, differential in 2 of 3 seeds"
+    assert learned in output.getvalue()
+    assert learned in page
+
+
+def test_each_row_of_the_headline_says_what_its_numbers_are():
+    table = headline(shown(demo()))
+    rows = {row[0]: row[1:] for row in table.text()}
+    assert not any(name.startswith("Median") for name in rows)
+    kinds = ("median", "seeds that learned", "Parameters", "Guess rate")
+    assert all(any(kind in name for kind in kinds) for name in rows)
+    (accuracy,) = [cells for name, cells in rows.items() if name.startswith("First-query accuracy")]
+    assert accuracy == ["3 of 3 seeds [93.8–98.2]", "2 of 3 seeds [10.2–98.2]"]
+    (loss,) = [cells for name, cells in rows.items() if name.startswith("Held-out loss")]
+    assert loss == ["0.254 [0.246–0.318]", "0.258–0.324 and 1.692"]
+    (steps,) = [cells for name, cells in rows.items() if name.startswith("Steps")]
+    assert steps == ["850 [600–1,150], 3 of 3 seeds", "1,000 [750–never], 2 of 3 seeds"]
+
+
+def test_numbers_in_full_have_no_mean_over_two_kinds_of_models():
+    table = comparison(shown(demo()))
+    names = [column.name for column in table.columns]
+    for row in table.text():
+        cells = dict(zip(names, row, strict=True))
+        if cells["Metric"] == "steps to 50 % accuracy" and cells["Arm"] == "differential":
+            assert (cells["Median"], cells["Mean"]) == ("1,000", "–")
+        elif cells["Metric"] != "steps to 50 % accuracy":
+            assert cells["Learned"] == ("3 of 3" if cells["Arm"] == "softmax" else "2 of 3")
+        if cells["Metric"] == "first-query accuracy":
+            assert cells["Unit"] == "points"
+            assert float(cells["Largest"]) > 90  # no share
+            assert (cells["Mean"], cells["Mean paired difference"], cells["95 % interval"]) == ("–", "–", "–")
+
+
+def test_an_older_verdict_is_not_shown_where_nothing_was_written_down_before():
+    record = Record.load(OLDER / "compare.json")
+    assert "contradicted" in record.values["verdict"]
+    output = io.StringIO()
+    terminal.print_summary(record, Console(file=output, width=250))
+    assert "contradicted" not in output.getvalue()
+    assert "the primary contrast was not written into the folder before the runs" in output.getvalue()
+    assert "MDE 0." in output.getvalue()  # which the record does not have
+
+
+def test_models_of_one_kind_keep_their_sentences():
+    record = Record.load(RECORDS / "upcycle.json")
+    entries = [*record.values["comparison"], *record.values["further_comparison"]]
+    assert sentences(record) == [entry["sentence"] for entry in entries]
+
+
+def test_an_older_record_without_a_guess_rate_does_not_know_who_learned():
+    record = demo()
+    del record.values["guess_rate"]
+    assert "is ahead of differential by 27.3 points" in sentences(record)[0]
+
+
+# ------------------------------------------------------------------------------------------ claims
+
+
+def claim(**fields):
+    return {
+        "claim": "More found", "source": "Table 2", "paper": "1 → 2", "part": "needles", "measured": "m",
+        "unit": "points", "digits": 1, "is_share": True, "lower_is_better": False, "softmax": 0.5, "differential": 0.6,
+        "difference": 0.1, "interval": [0.05, 0.15], "detectable": 0.07, "differences": [0.1], "seeds": 5,
+        "floor": 0.25, "reason": "", "verdict": "agrees", "values": {}, "learned": None, "effect": 0.09,
+        **fields,
+    }  # fmt: skip
+
+
+def cells(record, name):
+    table = reproduction.claims(record)
+    return next(row for row in table.text() if row[0].startswith(name))
+
+
+def test_a_claim_stands_beside_what_could_be_seen_and_the_papers_effect():
+    learned = claim(
+        claim="Learned", difference=None, interval=None, detectable=None, effect=None, verdict="cannot tell",
+        learned={"softmax": [1, 5], "differential": [3, 5]}, reason="counts",
+    )  # fmt: skip
+    small = claim(claim="Small", verdict="cannot tell", reason="MDE > the paper's effect")
+    config = {"claim": {"contrast": "right outputs: differential - softmax", "detectable": 0.0654}}
+    record = Record(kind="reproduce", values={"claims": [claim(), learned, small]}, seeds=[0, 1, 2], config=config)
+    assert cells(record, "More found")[1:] == [
+        "50.0 → 60.0", "+10.0 [+5.0 to +15.0] points", "5", "7.0", "+9.0", "agrees",
+    ]  # fmt: skip
+    assert cells(record, "Learned")[1:] == ["learned: 1 of 5 → 3 of 5 seeds", "–", "–", "–", "–", "cannot tell"]
+    assert cells(record, "Small")[-1] == "cannot tell (MDE > the paper's effect)"
+    table = reproduction.claims(record)
+    assert "right outputs: differential - softmax, was written down before the run (MDE 0.065)" in table.note
+    assert "No claim was written" in reproduction.claims(replace(record, config={})).note
+
+
+def test_models_that_learned_or_did_not_are_drawn_as_seeds_alone():
+    learned = claim(difference=None, interval=None, learned={"softmax": [1, 2], "differential": [2, 2]},
+                    differences=[0.6, -0.1], verdict="cannot tell")  # fmt: skip
+    figure = reproduction.claims_figure(Record(kind="reproduce", values={"claims": [claim(), learned]}))
+    drawn = [line for line in figure.axes[0].lines if line.get_marker() == "o" and len(line.get_xdata()) == 1]
+    assert [line.get_ydata()[0] for line in drawn] == [0]
+    seeds = [line for line in figure.axes[0].lines if line.get_marker() == "."]
+    assert [len(line.get_xdata()) for line in seeds] == [1, 2]
+
+
+# ------------------------------------------------------------------------------------------ few tokens, few seeds
+
+
+@pytest.mark.parametrize(("hits", "is_shown"), [(7, False), (199, False), (200, True)])
+def test_ar_hits_are_shown_from_two_hundred_on_with_their_number_beside(hits, is_shown):
+    record = Record.load(RECORDS / "reproduce" / "ablations.json")
+    record.values["slices"]["hits"] = hits
+    table = losses(record)
+    assert (f"AR-hit (n = {hits})" in [column.name for column in table.columns]) is is_shown
+    assert ("Of fewer than 200" in table.note) is not is_shown
+    assert f"AR-hits: {hits} tokens" in table.note
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    parts = slices(record)
+    assert any(column.name.startswith("AR-hit") for column in parts.columns) is is_shown
+    assert all(len(row) == len(parts.columns) for row in parts.rows)
+
+
+def test_a_grid_of_rates_counts_who_learned():
+    record = Record.load(RECORDS / "demo-learning-rate.json")
+    tuned, threshold = Tune.read(record), threshold_of(record)
+    rows = {(row.arm, row.learning_rate): row for row in tuned.rates}
+    assert end_of(tuned, rows["differential", 4e-3], threshold) == ("1 of 2 learned", "0.109–2.035")
+    row = rows["softmax", 4e-3]
+    assert end_of(tuned, row, threshold) == (row.accuracy, row.loss)
+
+
+def test_windows_and_orders_of_older_records_say_what_they_lack():
+    table = long_context.context_worth(Record.load(OLDER / "long-context.json"))
+    assert "the gain from context is not known" in table.note
+    orders = many_shot.orders(Record.load(OLDER / "many-shot.json"))
+    assert "it has no flips between two orders" in orders.note
+    assert all(row[7] is None for row in orders.rows)

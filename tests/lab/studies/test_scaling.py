@@ -1,0 +1,135 @@
+"""Scaling: ladders of sizes and of tokens, each run whole and by itself, and what is told of them."""
+
+import json
+import sys
+
+import pytest
+
+from antiphase import cli
+from antiphase.base.errors import InputError
+from antiphase.base.records import Record
+from antiphase.lab.pages import figures, summary
+from antiphase.lab.settings.presets import TrainingSettings, load_preset
+from antiphase.lab.studies.scaling import ScaledRun, Scaling
+from antiphase.lab.studies.scaling.measure import _law, ladder_of, resized, scaling, shortened
+from antiphase.lab.studies.scaling.presentation import loss_laws, losses
+from antiphase.lab.training.optimizer import learning_rate
+from support.records import values as values_of
+
+
+@pytest.mark.parametrize(("width", "layers", "heads", "mlp"), [(8, 1, 2, 16), (16, 2, 4, 24), (32, 4, 8, 48)])
+def test_a_width_takes_the_rest_along(width, layers, heads, mlp, tiny_preset):
+    model = resized(load_preset(str(tiny_preset)).run, width).model
+    assert (model.hidden_size, model.num_hidden_layers, model.num_attention_heads) == (width, layers, heads)
+    assert (model.intermediate_size, model.head_dim) == (mlp, 4)
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(2000, 30), (300, 30), (160, 16), (20, 2), (5, 1)])
+def test_a_short_run_has_a_decay_of_its_own_and_warms_up_for_a_tenth_at_most(steps, warmup):
+    settings = shortened(TrainingSettings(steps=2000, decay_steps=4000, warmup_steps=30), steps)
+    assert (settings.steps, settings.decay_steps, settings.warmup_steps) == (steps, None, warmup)
+    assert learning_rate(steps - 1, settings) < 0.4 * settings.learning_rate
+
+
+def test_shared_keys_stay_shared(tiny_preset):
+    run = load_preset(str(tiny_preset), ["model.num_key_value_heads=2"]).run
+    assert resized(run, 32).model.num_key_value_heads == 4
+    with pytest.raises(InputError, match="--widths 24: its 6 heads cannot share keys 2 by 2"):
+        resized(run, 24)
+
+
+def test_bad_ladders_are_named(tiny_preset, tmp_path):
+    preset = load_preset(str(tiny_preset))
+    for widths, steps, said in (
+        ([], [], "--widths or --steps is missing"),
+        ([8, 8], [], "--widths must be different whole numbers"),
+        ([], [0], "--steps must be different whole numbers"),
+        ([10], [], "--widths 10 is not an even number of heads of width 4; give multiples of 8"),
+    ):
+        with pytest.raises(InputError, match=said):
+            scaling(preset, tmp_path / "new", widths=widths, steps=steps)
+        assert not (tmp_path / "new").exists()
+
+
+def ladder(*losses):
+    """Runs with these losses, softmax and differential, by tokens, and what is told of them."""
+    runs = [
+        ScaledRun(
+            arm=arm, seed=0, tokens=tokens, loss=loss, width=16, layers=1, steps=tokens // 10, parameters=100,
+            non_embedding_parameters=80, accuracy=None,
+        )
+        for arm, own in zip(("softmax", "differential"), losses, strict=True)
+        for tokens, loss in zip((1_000_000, 2_000_000, 4_000_000, 8_000_000), own, strict=True)
+    ]  # fmt: skip
+    return runs, ladder_of("tokens", runs, ["softmax", "differential"], [0])
+
+
+@pytest.mark.parametrize(
+    ("last", "arms"), [((2.0, 1.9), ""), ((2.4, 1.9), "softmax"), ((2.4, 2.8), "softmax and differential")]
+)
+def test_needs_for_equal_loss_are_shown_only_where_losses_always_fall(last, arms):
+    _, found = ladder((3.0, 2.5, 2.2, last[0]), (3.1, 2.6, 2.2, last[1]))
+    assert set(found.laws) == {"softmax", "differential"}
+    assert bool(found.equal_loss) is not bool(arms)
+    assert found.why_no_equal_loss == (f"the loss of {arms} does not fall with every step in tokens" if arms else None)
+
+
+def test_a_diverged_run_leaves_points_and_no_law():
+    runs, found = ladder((3.0, 2.5, 2.2, 2.0), (3.0, 2.6, 2.3, None))
+    assert (found.laws, found.equal_loss) == ({}, {})
+    assert found.why_no_law == "a model's loss is not finite"
+    record = Scaling(["softmax", "differential"], runs, [found]).record()
+    assert loss_laws(record) is not None
+    assert "a model's loss is not finite" in losses(record).note
+    assert losses(record).text()[-1][-1] == "–"
+
+
+def test_a_law_at_the_end_of_what_it_may_be_gives_no_equal_loss():
+    _, found = ladder((3.0, 2.5, 2.2, 2.0), (3.0, 2.0, 1.999, 1.998))
+    assert found.equal_loss == {}
+    assert found.why_no_equal_loss == "no power law describes the loss of differential over tokens"
+
+
+@pytest.mark.slow
+def test_both_ladders_from_the_command_line(tiny_preset, tmp_path, monkeypatch, capsys):
+    def run(*more):
+        monkeypatch.setattr(sys, "argv", [
+            "antiphase", "scaling", "--preset", str(tiny_preset), "--output", str(tmp_path / "s"), "--seeds", "0",
+            "--widths", "8,16,24,32", "--steps", "10,20", "--set", "model.vocab_size=500", *more,
+        ])  # fmt: skip
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code or 0
+
+    assert run() == 0
+    values = values_of(tmp_path / "s")
+    assert len(values["runs"]) == 2 * (4 + 1)  # width 16 with 20 steps stands on both ladders
+    ladders = {ladder["axis"]: ladder for ladder in values["ladders"]}
+    assert set(ladders) == {"size", "size without embeddings", "tokens"}
+    assert set(ladders["size"]["laws"]) == {"softmax", "differential"}
+    assert ladders["tokens"]["laws"] == {}
+    assert "at least 4" in ladders["tokens"]["why_no_law"]
+    assert [point["x"] for point in ladders["tokens"]["points"]] == [10 * 6 * 25, 20 * 6 * 25] * 2
+    for row in values["runs"]:
+        folder = tmp_path / "s" / f"{row['arm']}-width{row['width']}-steps{row['steps']}-seed0"
+        assert row["loss"] == values_of(folder)["final"]["loss"]
+        vocabulary = json.loads((folder / "config.json").read_text())["vocab_size"]
+        assert vocabulary == 500
+        assert row["parameters"] - row["non_embedding_parameters"] == vocabulary * row["width"]
+    record = Record.load(tmp_path / "s")
+    (table,) = [table for table in summary.main_tables(record) if table.title == "Loss by size and by tokens"]
+    assert "What equal loss takes is not shown over tokens: a law needs at least 4 sizes." in table.note
+    assert len(figures.figures_of(record)["loss-laws"].axes) == 3
+    assert run() == 2  # nothing is overwritten
+    assert "add --resume" in capsys.readouterr().err
+    assert run("--resume") == 0
+    assert values_of(tmp_path / "s") == values
+
+
+def test_a_floor_at_its_bound_has_no_interval():
+    """Every seed's law ends at 0 there, so the spread of the laws is not that of the losses."""
+    straight = {x: [10 * x**-0.1 * (1 + 0.01 * seed) for seed in range(3)] for x in (1e5, 3e5, 1e6, 3e6)}
+    assert _law(straight).intervals == {"floor": None, "exponent": None}
+    bent = {x: [2 + 0.05 * seed + 10 * x**-0.2 for seed in range(3)] for x in (1e5, 3e5, 1e6, 3e6)}
+    low, high = _law(bent).intervals["floor"]
+    assert low < 2.05 < high
