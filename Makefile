@@ -56,12 +56,12 @@ real-model: $(RUNTIME)  ## a pretrained model of 135M parameters through everyth
 	$(BIN)/python benchmarks/real_model.py
 
 attack: $(DEV)  ## kill, interrupt and starve commands, damage files of every kind: is anything lost? hours, with a record
-	$(BIN)/python tests/attack/campaign.py --output docs/records
+	$(BIN)/python tests/attack/campaign.py --output records
 
 full: $(DEV)  ## all tests, GPU kernels, mutations, suites of others, attacks and examples, with a record: four hours
 	$(BIN)/python benchmarks/full_run.py
 
-release: $(DEV)  ## wheel and source distribution, each used in an empty environment; writes docs/records/release.json
+release: $(DEV)  ## wheel and source distribution, each used in an empty environment; writes records/release.json
 	$(BIN)/python benchmarks/release.py
 
 site: $(DEV)  ## the documentation as a site in build/site; a broken link is an error

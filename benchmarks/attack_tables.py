@@ -7,7 +7,7 @@ from typing import Any
 
 from antiphase.base.records import Record
 
-RECORDS = Path(__file__).resolve().parent.parent / "docs/records"
+RECORDS = Path(__file__).resolve().parent.parent / "records"
 Rows = list[list[str]]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from antiphase.base.records import Record
 
-RECORDS = Path(__file__).resolve().parent.parent / "docs/records"
+RECORDS = Path(__file__).resolve().parent.parent / "records"
 Rows = list[list[str]]
 
 

@@ -4,7 +4,7 @@
 
 Trainers (TRL), quantization (torchao, bitsandbytes), Ray, a notebook kernel and the real model SmolLM2 are installed
 into an environment of their own, on top of this one. The tests that are skipped without them run there, and the
-notebook in a kernel. The record, ``docs/records/companions.json``, has the versions and the numbers of tests; a test
+notebook in a kernel. The record, ``records/companions.json``, has the versions and the numbers of tests; a test
 that is skipped all the same makes the step fail.
 """
 
@@ -58,7 +58,7 @@ def main() -> int:
             [str(python), "-c", RUN_NOTEBOOK, str(ROOT / NOTEBOOK), scratch], env=offline(), check=False
         ).returncode
     record = Record(kind="companions", values=values, seconds=time.perf_counter() - started)
-    CONSOLE.print(str(record.save(ROOT / "docs/records", "companions")))
+    CONSOLE.print(str(record.save(ROOT / "records", "companions")))
     return int(bool(values["failed"] or values["skipped"] or values["notebook_status"] or not values["tests"]))
 
 

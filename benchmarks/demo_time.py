@@ -2,7 +2,7 @@
 
     python benchmarks/demo_time.py
 
-The machine should be idle otherwise. The record, ``docs/records/demo-time.json``, counts the last two from the moment
+The machine should be idle otherwise. The record, ``records/demo-time.json``, counts the last two from the moment
 when the installation is over.
 """
 
@@ -26,7 +26,7 @@ POLL = 0.2
 def main() -> int:
     """Time one demo, write the record; the demo's exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=Path, default=ROOT / "docs/records", help="folder for the record")
+    parser.add_argument("--records", type=Path, default=ROOT / "records", help="folder for the record")
     given = parser.parse_args()
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="antiphase-demo-") as scratch:

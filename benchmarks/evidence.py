@@ -2,7 +2,7 @@
 
     python benchmarks/evidence.py --data ../shared/data/books/train --validation ../shared/data/books/validation
 
-Every finished run is a line of ``docs/records/evidence/STUDY.jsonl``, from which ``evidence_tables.py`` makes tables
+Every finished run is a line of ``records/evidence/STUDY.jsonl``, from which ``evidence_tables.py`` makes tables
 and ``evidence_figures.py`` figures. An interrupted run continues from its checkpoint in ``runs/evidence``. The
 text comes from Standard Ebooks.
 """
@@ -43,7 +43,7 @@ from antiphase.lab.training.execution.local import LocalPool
 from antiphase.lab.training.run_folder import SETTINGS, check_run, read_metrics
 
 STUDIES = Path(__file__).with_suffix(".yaml")
-RECORDS = Path("docs/records/evidence")
+RECORDS = Path("records/evidence")
 WORK = Path("runs/evidence")
 UNTRAINED = ("evaluate_every", "log_every")
 """Settings of training that change no weight. Older runs logged every tenth step."""

@@ -20,7 +20,7 @@ from json_lines import lines
 from antiphase.lab.statistics.blocks import Blocks, Contrast
 
 ROOT = Path(__file__).resolve().parent.parent
-RECORDS = ROOT / "docs/records/evidence"
+RECORDS = ROOT / "records/evidence"
 
 NAMES = {
     "authors": "authors' start", "by inputs": "random",

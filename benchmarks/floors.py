@@ -3,7 +3,7 @@
     python benchmarks/floors.py
 
 An empty environment gets every dependency at its floor, then fast tests of all parts run there. The record,
-``docs/records/floors.json``, has the versions and the numbers of tests.
+``records/floors.json``, has the versions and the numbers of tests.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def main() -> int:
         counts = tested(python, Path(scratch))
     values = {"floors": pins, **counts}
     record = Record(kind="floors", values=values, seconds=time.perf_counter() - started)
-    CONSOLE.print(str(record.save(ROOT / "docs/records", "floors")))
+    CONSOLE.print(str(record.save(ROOT / "records", "floors")))
     return int(bool(counts["failed"]) or not counts["tests"])
 
 

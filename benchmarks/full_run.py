@@ -3,7 +3,7 @@
     python benchmarks/full_run.py                       # every step
     python benchmarks/full_run.py --only mutations      # these steps again; the record keeps the others
     python benchmarks/full_run.py --failed              # only the tests that failed, after they were mended
-    python benchmarks/full_run.py --only floors --from other-clone/docs/records/full-run.json    # that ran there
+    python benchmarks/full_run.py --only floors --from other-clone/records/full-run.json    # that ran there
 
 ``.ci/run`` runs a selection in minutes; this runs all tests, the kernels, the mutations of ``tests/mutations`` and the
 examples. A failing step does not stop the others; it is recorded, and the exit code is 1. Each step of the record names
@@ -29,7 +29,7 @@ from antiphase.base.records import Record, environment
 from antiphase.ops.native import build
 
 ROOT = Path(__file__).parent.parent
-RECORDS = "docs/records"
+RECORDS = "records"
 PYTEST = [sys.executable, "-m", "pytest", "--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal"]
 TESTS = {
     "tests": (["tests", "--ignore", "tests/ops/triton"], {}),
@@ -41,7 +41,7 @@ OFFLINE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
 
 def main() -> int:
-    """Run the steps, print their results, write docs/records/full-run.json."""
+    """Run the steps, print their results, write records/full-run.json."""
     every = all_steps()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(every), metavar="STEP", help=f"among {', '.join(every)}")

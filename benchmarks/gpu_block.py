@@ -6,7 +6,7 @@ On your own machine, for all blocks, write the text and its tokenizer into a fol
         --validation ../shared/data/books/validation-authors
 
 On the GPU machine, which needs the repository and that folder, first the rates, whose lines (OUT/e/rates.jsonl) belong
-into docs/records/programme/e before the next call, and then each block:
+into records/programme/e before the next call, and then each block:
 
     python benchmarks/programme_runs.py --studies e/rates --processes 18 --records OUT --minutes 9 --revision COMMIT
         --data runs/gpu-block/train.parquet --set data.tokenizer=runs/gpu-block/tokenizer

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_hour_rehearsal.py --output runs/gpu-rehearsal
 
-Writes docs/records/gpu-hour-rehearsal.json: what existed when a stage was killed, and the result of its second run.
+Writes records/gpu-hour-rehearsal.json: what existed when a stage was killed, and the result of its second run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> int:
     """Run every stage twice: first until it has finished a piece, then to its end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder for everything but the record")
-    parser.add_argument("--records", type=Path, default=ROOT / "docs/records", help="folder for the record")
+    parser.add_argument("--records", type=Path, default=ROOT / "records", help="folder for the record")
     given = parser.parse_args()
     output: Path = given.output.resolve()
     output.mkdir(parents=True)

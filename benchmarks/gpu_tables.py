@@ -29,7 +29,7 @@ from antiphase.lab.speed.model import SOFTMAX as SOFTMAX_MODEL
 from antiphase.lab.speed.schemes import Scheme
 from antiphase.lab.statistics.blocks import Blocks
 
-RECORDS = Path(__file__).resolve().parent.parent / "docs/records/gpu-h200"
+RECORDS = Path(__file__).resolve().parent.parent / "records/gpu-h200"
 BOTH = "forward + backward"
 OPERATOR = (
     ("flash attention, equal size", FUSED, FLASH, "1.30"),

@@ -13,7 +13,7 @@ from antiphase.lab.measures.retrieval_results import MapAllocation
 from antiphase.lab.studies.compare.shown import shown
 from antiphase.layers.lambdas import lambda_init
 
-RECORDS = Path(__file__).resolve().parent.parent / "docs/records"
+RECORDS = Path(__file__).resolve().parent.parent / "records"
 SPANS = {"answer": "answer", "other_needles": "other facts", "filler": "filler"}
 MAPS = (
     ("softmax", "softmax", "signed"), ("first", "V1, first map", "signed"), ("second", "V1, second map", "signed"),

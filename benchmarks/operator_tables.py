@@ -32,7 +32,7 @@ METERS = {"AMD EPYC, AVX2": "processors/avx2-kernels"}
 @cache
 def values(name: str = "benchmark-attention") -> dict[str, Any]:
     """The values of a benchmark's record."""
-    return Record.load(ROOT / f"docs/records/{name}.json").values
+    return Record.load(ROOT / f"records/{name}.json").values
 
 
 def ratio(
@@ -213,7 +213,7 @@ def roofline() -> list[list[str]]:
 
 def losses() -> list[list[str]]:
     """Times of the native loss, divided by PyTorch's, by size."""
-    rows = Record.load(ROOT / "docs/records/benchmark-losses.json").values["rows"]
+    rows = Record.load(ROOT / "records/benchmark-losses.json").values["rows"]
     sizes = list(dict.fromkeys((row["tokens"], row["vocabulary"]) for row in rows))
     found: dict[str, dict[tuple[int, int], str]] = {}
     for row in rows:

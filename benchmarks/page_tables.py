@@ -1,4 +1,4 @@
-"""Rewrite the tables of README.md and of the pages in docs from the records in docs/records.
+"""Rewrite the tables of README.md and of the pages in docs from the records in records.
 
     python benchmarks/page_tables.py
 
@@ -102,7 +102,7 @@ def table(name: str) -> str:
 @cache
 def record(name: str) -> Record:
     """A record, given the name of its file."""
-    return Record.load(ROOT / f"docs/records/{name}.json")
+    return Record.load(ROOT / f"records/{name}.json")
 
 
 def profile() -> list[list[str]]:
@@ -238,7 +238,7 @@ def _share(value: float | None) -> str:
 
 def classifiers() -> list[list[str]]:
     """Test accuracy of every classifier on every data set."""
-    names = {name: ROOT / f"docs/records/classify-{name.lower()}.json" for name in PUBLISHED}
+    names = {name: ROOT / f"records/classify-{name.lower()}.json" for name in PUBLISHED}
     records = {name: Record.load(path) for name, path in names.items() if path.is_file()}
     results = {name: Classify.of(found) for name, found in records.items()}
     rows = {name: {row.model: row for row in found.models} for name, found in results.items()}

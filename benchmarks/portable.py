@@ -5,7 +5,7 @@
 Small V1 and V2 models are trained on the documentation of the Python language, which ships with Python, and written
 with ``antiphase convert --portable``. A fresh environment gets torch, transformers, TRL and lm-eval at the versions of
 ``constraints.txt``, where it has them. There the models generate, are trained further by TRL and scored by
-lm-eval. The record, ``docs/records/portable.json``, has every command and its output; the transcript in
+lm-eval. The record, ``records/portable.json``, has every command and its output; the transcript in
 docs/huggingface.md is made of it.
 """
 
@@ -112,7 +112,7 @@ def main() -> int:
         versions = installed(binaries)
     values = {"steps": steps, "versions": versions}
     record = Record(kind="portable", values=values, seconds=time.perf_counter() - started)
-    CONSOLE.print(str(record.save(ROOT / "docs/records", "portable")))
+    CONSOLE.print(str(record.save(ROOT / "records", "portable")))
     PAGE.write_text(with_transcript(PAGE.read_text(encoding="utf-8"), record), encoding="utf-8")
     return 0
 

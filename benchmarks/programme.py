@@ -2,7 +2,7 @@
 
     python benchmarks/programme.py a
 
-A study is its claim (``docs/records/programme/STUDY/claim.json``, written before its runs) and its entry ``STUDY/runs``
+A study is its claim (``records/programme/STUDY/claim.json``, written before its runs) and its entry ``STUDY/runs``
 in ``programme.yaml``, whose arms ran at the rates that ``STUDY/rates`` chose. Steps to learn are compared by survival
 analysis, losses in blocks (``antiphase.lab.statistics``).
 """

@@ -3,7 +3,7 @@
     python benchmarks/programme_runs.py --minutes 25 \
         --data ../shared/data/books/train --validation ../shared/data/books/validation-authors
 
-A finished run is a line of ``docs/records/programme/STUDY.jsonl``. A study's runs start when its claim is written
+A finished run is a line of ``records/programme/STUDY.jsonl``. A study's runs start when its claim is written
 (``claim.json`` in the same folder). An interrupted run continues from its checkpoint in ``runs/programme``.
 
 With ``--processes`` several run at a time, such as all of a study on a GPU; at the end of ``--minutes`` those are
@@ -39,7 +39,7 @@ from antiphase.lab.text.workers import cores
 from antiphase.lab.training.execution.local import LocalPool
 
 STUDIES = Path(__file__).with_name("programme.yaml")
-RECORDS = Path("docs/records/programme")
+RECORDS = Path("records/programme")
 WORK = Path("runs/programme")
 LEARNED = 0.5
 """First-query accuracy at which a run counts as having learned to retrieve."""

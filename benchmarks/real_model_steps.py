@@ -2,7 +2,7 @@
 
     antiphase upcycle runs/real-model/smollm2 --data ../shared/data/books/train \\
         --validation ../shared/data/books/validation --seeds 0 --output runs/upcycle-smollm2
-    python benchmarks/real_model_steps.py runs/upcycle-smollm2 --output docs/records/real-model
+    python benchmarks/real_model_steps.py runs/upcycle-smollm2 --output records/real-model
 
 All forms stand in one process and take steps in turn, so other work on the machine slows all of them. A step is forward
 pass, backward pass, clipping and AdamW in fp32, as in ``lab/training/loop.py``, on random tokens.

@@ -1,4 +1,4 @@
-"""Tables of docs/real-model.md, from the records in docs/records/real-model."""
+"""Tables of docs/real-model.md, from the records in records/real-model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from antiphase.lab.pages.summary import main_tables
 from antiphase.lab.pages.tables import percents_text
 from antiphase.lab.statistics.intervals import mean_interval, paired_interval, wilson_interval
 
-RECORDS = Path(__file__).resolve().parent.parent / "docs" / "records" / "real-model"
+RECORDS = Path(__file__).resolve().parent.parent / "records" / "real-model"
 LAYERS = ((0, 0), (1, 2), (3, 9), (10, 10), (11, 11), (12, 29))
 """First and last layer of the rows of ``sinks``."""
 

@@ -4,7 +4,7 @@
 
 The environments lie outside the repository and get the tested versions of ``constraints.txt``. There, on one core, the
 shortest form of the demo is trained, and one of its models is looked at (``antiphase look``) and measured (``antiphase
-evaluate``). The record, ``docs/records/release.json``, has sizes and seconds, by the clock and of the processor.
+evaluate``). The record, ``records/release.json``, has sizes and seconds, by the clock and of the processor.
 ``antiphase.__version__`` is the one source of the version; before anything is built, changelog and citation must agree.
 """
 
@@ -67,7 +67,7 @@ def main() -> int:
     values |= {"longest_to_picture": LONGEST_TO_PICTURE, "longest_import": LONGEST_IMPORT, "exceeded": said}
     record = Record(kind="release", values=values, seconds=time.perf_counter() - started)
     CONSOLE.print("\n".join(said) or "within all limits")
-    CONSOLE.print(str(record.save(ROOT / "docs/records", "release")))
+    CONSOLE.print(str(record.save(ROOT / "records", "release")))
     return int(bool(said))
 
 

@@ -1,4 +1,4 @@
-"""Tables of docs/reproduction.md about the five pairs, from the records in docs/records/reproduce."""
+"""Tables of docs/reproduction.md about the five pairs, from the records in records/reproduce."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from antiphase.base.records import Record
 
-RECORDS = Path(__file__).resolve().parent.parent / "docs/records/reproduce"
+RECORDS = Path(__file__).resolve().parent.parent / "records/reproduce"
 
 
 def pairs_by_seed() -> list[list[str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from antiphase.base.records import Record
 
-RECORDS = Path(__file__).resolve().parent.parent / "docs/records"
+RECORDS = Path(__file__).resolve().parent.parent / "records"
 BEFORE, NOW = "transformers-suites-before.json", "transformers-suites.json"
 TITLES = {
     "llama": "Llama of transformers", "diffllama": "DiffLlama of transformers", "softmax": "softmax",

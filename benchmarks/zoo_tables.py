@@ -8,7 +8,7 @@ from typing import Any
 
 from antiphase.base.records import Record
 
-RECORDS = Path(__file__).resolve().parent.parent / "docs/records"
+RECORDS = Path(__file__).resolve().parent.parent / "records"
 FAMILIES = {"causal": "causal", "encoder": "encoders", "encoder-decoder": "encoder–decoders"}
 CELLS = {
     "attention": "`attn_implementation=\"antiphase\"` gives the logits of transformers' own",

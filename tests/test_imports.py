@@ -55,7 +55,7 @@ def test_help_imports_what_it_shows_and_little_else():
 
 
 def test_a_report_is_drawn_without_torch_and_transformers(tmp_path):
-    record = Path(__file__).parents[1] / "docs" / "records" / "demo.json"
+    record = Path(__file__).parents[1] / "records" / "demo.json"
     loaded = loaded_by("report", str(record), "--output", str(tmp_path / "page.html"))
     assert (tmp_path / "page.html").is_file()
     assert not {"torch", "transformers"} & loaded

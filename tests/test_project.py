@@ -183,11 +183,11 @@ def test_every_time_ratio_on_a_page_stands_in_a_record(page):
     names = [f"benchmark-{name}" for name in ("attention", "model", "losses")]
     names += [f"gpu-h200/{name}" for name in ("attention", "attention-graphs", "model")]
     names += ["processors/avx2-attention", "processors/avx2-attention-before"]
-    records = [Record.load(ROOT / f"docs/records/{name}.json") for name in names]
+    records = [Record.load(ROOT / f"records/{name}.json") for name in names]
     rows = [row for record in records for row in (*record.values["rows"], *record.values.get("conditions", []))]
     rows_of = runpy.run_path(str(ROOT / "benchmarks" / "gpu_tables.py"))["rows_of"]
     for name in ("attention-launches", "model-launches"):
-        rows += rows_of(Record.load(ROOT / f"docs/records/gpu-h200/{name}.json").values["pieces"])
+        rows += rows_of(Record.load(ROOT / f"records/gpu-h200/{name}.json").values["pieces"])
     known = {ratio_text(row) for row in rows}
     found = RATIO.findall((ROOT / page).read_text(encoding="utf-8"))
     assert len(found) > 20
@@ -218,7 +218,7 @@ def test_a_wheel_names_the_oldest_glibc_that_will_do(monkeypatch):
 
 def test_the_transcript_of_portable_checkpoints_is_that_of_its_record():
     made = runpy.run_path(str(ROOT / "benchmarks" / "portable.py"))
-    found = Record.load(ROOT / "docs/records/portable.json")
+    found = Record.load(ROOT / "records/portable.json")
     page = (ROOT / "docs/huggingface.md").read_text(encoding="utf-8")
     assert made["with_transcript"](page, found) == page
     logits = re.findall(r"largest difference of a logit (\S+)", page)
@@ -246,7 +246,7 @@ def test_packages_that_tests_of_trainers_need_are_installed_for_them():
     assert needed <= {name.partition("[")[0] for name in companions["PACKAGES"]}
     full_run = runpy.run_path(str(ROOT / "benchmarks" / "full_run.py"))
     assert "companions" in full_run["all_steps"]()
-    record = Record.load(ROOT / "docs/records/companions.json")
+    record = Record.load(ROOT / "records/companions.json")
     assert needed <= set(record.values["packages"])
     assert (record.values["skipped"], record.values["failed"], record.values["notebook_status"]) == (0, [], 0)
 

@@ -1,6 +1,6 @@
 """Train for a long time in one process; the record shows memory, open files and step time, which must not grow.
 
-``python tests/attack/soak.py --minutes 30 --output docs/records``. Checkpoints, evaluations and log lines are frequent,
+``python tests/attack/soak.py --minutes 30 --output records``. Checkpoints, evaluations and log lines are frequent,
 so that half an hour has as many of them as days of ordinary training.
 """
 

@@ -1,6 +1,6 @@
 """Run transformers' own test classes over this package's models and stock ones, and judge the results.
 
-    python tests/suites/run.py --output docs/records
+    python tests/suites/run.py --output records
 
 ``known.yaml`` lists the failures and skips, with reasons. It may only shrink: a failure or skip that is not listed
 fails, and so does an entry that no longer fails or skips. The test classes are downloaded first (``source.py``).

@@ -1,6 +1,6 @@
 """Every architecture of the installed transformers × every property, in fp32 and fp64.
 
-    python tests/zoo/run.py --output docs/records         # all; the same command continues a run that was stopped
+    python tests/zoo/run.py --output records         # all; the same command continues a run that was stopped
     python tests/zoo/run.py --only llama bart             # these, without a record
 
 A cell is equal, refused by a sentence that names the model, or listed in ``known.yaml`` with transformers' own fault.

@@ -28,7 +28,7 @@ from antiphase.lab.studies.plan import Plan
 from antiphase.lab.text.streams import Batch
 from support.paths import ROOT
 
-RECORDS = ROOT / "docs" / "records"
+RECORDS = ROOT / "records"
 FOLDERS = every()
 each = pytest.mark.parametrize("measurement", FOLDERS, ids=lambda one: one.kind)
 

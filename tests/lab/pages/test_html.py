@@ -211,8 +211,8 @@ def test_wrong_use_is_one_clear_error(comparison, tmp_path):
 def test_a_page_can_be_made_of_the_first_committed_record_of_every_kind(tmp_path):
     """Without the arrays, which are not committed."""
     records = {}
-    for path in sorted((ROOT / "docs" / "records").rglob("*.json")):
-        if "kind" in json.loads(path.read_text(encoding="utf-8")):  # the files of docs/records/evidence are no records
+    for path in sorted((ROOT / "records").rglob("*.json")):
+        if "kind" in json.loads(path.read_text(encoding="utf-8")):  # the files of records/evidence are no records
             record = Record.load(path)
             records.setdefault(record.kind, record)
     assert len(records) > 20

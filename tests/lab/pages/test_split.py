@@ -21,7 +21,7 @@ from antiphase.lab.studies.tune import Tune
 from antiphase.lab.studies.tune.presentation import end_of, threshold_of
 from support.paths import ROOT
 
-RECORDS = ROOT / "docs" / "records"
+RECORDS = ROOT / "records"
 OLDER = Path(__file__).parent / "older"
 """Records of older versions, without most of their rows."""
 

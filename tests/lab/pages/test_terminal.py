@@ -12,7 +12,7 @@ from antiphase.lab.pages import terminal
 from antiphase.lab.pages.tables import Column, Table
 from support.paths import ROOT
 
-RECORDS = ROOT / "docs/records"
+RECORDS = ROOT / "records"
 MODELS = ("rnn", "transformer", "differential_v2")
 
 

@@ -293,7 +293,7 @@ def test_accuracy_on_the_floor_or_the_ceiling_shows_nothing():
 
 def test_records_of_the_demo_are_read():
     """The loss comes from a comparison; its own numbers are the means of the table."""
-    record = Record.load(ROOT / "docs" / "records" / "demo-start-0.02.json")
+    record = Record.load(ROOT / "records" / "demo-start-0.02.json")
     found = {"compare": [record]}
     loss = judge(claim_of("Language modelling"), Found.of(found), {})
     assert loss.softmax == pytest.approx(
@@ -302,7 +302,7 @@ def test_records_of_the_demo_are_read():
 
 
 def test_a_seed_with_a_diverged_model_is_not_measured_further():
-    record = Record.load(ROOT / "docs" / "records" / "demo-start-0.02.json")
+    record = Record.load(ROOT / "records" / "demo-start-0.02.json")
     assert diverged(record) == []
     run = next(run for run in record.values["runs"] if (run["arm"], run["seed"]) == ("differential", record.seeds[1]))
     run["final"] = {"loss": None, "accuracy": None}

@@ -37,7 +37,7 @@ def compiled(*calls):
 
 def test_every_compiled_kernel_fits_its_gpu_by_the_record():
     """The record covers what would take minutes here, and is of the blocks that are in use."""
-    record = json.loads((ROOT / "docs/records/compiled-kernels.json").read_text("utf-8"))
+    record = json.loads((ROOT / "records/compiled-kernels.json").read_text("utf-8"))
     rows = record["values"]["rows"]
     assert all(row["shared"] <= SHARED[row["architecture"]] for row in rows)
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

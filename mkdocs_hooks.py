@@ -1,4 +1,4 @@
-"""Formulas of the documentation as MathML, which browsers draw themselves: no script, nothing loaded from elsewhere.
+"""What the site has beside its pages: the records that they link to, and formulas as MathML, which browsers draw.
 
 Only ``mathematics.md`` has formulas: ``$…$`` in a line, and ``$$`` on lines of their own around a block.
 """
@@ -6,17 +6,32 @@ Only ``mathematics.md`` has formulas: ``$…$`` in a line, and ``$$`` on lines o
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File
 
 PAGE = "mathematics.md"
 BLOCK, INLINE = re.compile(r"^\$\$\n(.+?)\n\$\$$", re.MULTILINE | re.DOTALL), re.compile(r"\$([^$\n]+)\$")
 
 
+RECORDS = "records"
+"""Folder of the repository; a page links to ``../records/NAME``, in the site to ``records/NAME``."""
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Called by MkDocs with the files of the site."""
+    for path in sorted(Path(RECORDS).rglob("*")):
+        if path.is_file():
+            files.append(File(path.as_posix(), ".", config.site_dir, use_directory_urls=False))
+    return files
+
+
 def on_page_markdown(markdown: str, page: Any, **context: Any) -> str:
     """Called by MkDocs with the text of each page."""
+    markdown = markdown.replace(f"](../{RECORDS}/", f"]({RECORDS}/").replace(f"](../../{RECORDS}/", f"](../{RECORDS}/")
     if page.file.src_uri != PAGE:
         return markdown
     if any(line.count("$") % 2 for line in markdown.splitlines()):
