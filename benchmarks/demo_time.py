@@ -1,6 +1,6 @@
 """Time ``make demo`` in a fresh clone: installation, the first page with learning curves, and the whole demo.
 
-    python benchmarks/demo_time.py
+    python -m benchmarks.demo_time
 
 The machine should be idle otherwise. The record, ``records/demo-time.json``, counts the last two from the moment
 when the installation is over.

@@ -1,6 +1,6 @@
 """Cost of the evaluation loops: many-shot sweeps against ``generate``, long prompts against a prefill, and memory.
 
-    python benchmarks/evaluation_loops.py --output runs/loops
+    python -m benchmarks.evaluation_loops --output runs/loops
 
 Sweeps choose among labels after shared examples in several orders (``choose_options``), compared with ``generate`` on
 one prompt after the other; the candidates alternate. The memory of the loss by position over long texts is measured in

@@ -1,6 +1,6 @@
 """Time the loss of a language model on the native kernels against PyTorch's, eager and compiled.
 
-    python benchmarks/losses.py --output runs/losses
+    python -m benchmarks.losses --output runs/losses
 
 Candidates alternate; a loss starts from logits in the model's dtype. Every pair is first checked: against fp64, the
 native loss and gradient err at most twice as much as PyTorch's and one rounding.

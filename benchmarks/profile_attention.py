@@ -1,6 +1,6 @@
 """Profile the CPU operator: the share of time in each of torch's operators, forward and backward.
 
-    python benchmarks/profile_attention.py --length 4096 --output runs/profile
+    python -m benchmarks.profile_attention --length 4096 --output runs/profile
 
 Writes a record. Shares are of the operators' self time; the profiler slows small operators down more than large ones.
 """

@@ -1,6 +1,6 @@
 """Time of a training step with weights divided over two processes, against DistributedDataParallel.
 
-    torchrun --standalone --nproc-per-node=2 benchmarks/sharded_step.py --output records/sharded-step
+    torchrun --standalone --nproc-per-node=2 -m benchmarks.sharded_step --output records/sharded-step
 
 Both forms stand in the same processes and take steps in turn, so other work on the machine slows both; the record has
 the median of each and of the ratios of neighbouring steps, for steps of few and of many tokens: what is gathered and

