@@ -320,3 +320,10 @@ def test_every_decision_is_listed_and_short():
     assert sorted(listed) == sorted(pages)
     assert {name for name, text in pages.items() if len(text.splitlines()) > 12} == set()
     assert len((ROOT / "DESIGN.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_every_record_is_in_the_index():
+    """``python -m tools.record_index`` writes it."""
+    index = (ROOT / "records/README.md").read_text(encoding="utf-8")
+    files = {path.relative_to(ROOT / "records").as_posix() for path in (ROOT / "records").rglob("*.json*")}
+    assert set(re.findall(r"^\| \[([^]]+)\]", index, re.MULTILINE)) == files
