@@ -26,7 +26,7 @@ from antiphase.lab.statistics.verdicts import MARGIN, verdict
 from experiments import programme_runs
 from experiments.json_lines import Line
 from experiments.programme_runs import LEARNED, lines, steps_to
-from tools.tables.evidence import Rows, markdown
+from tools.tables.markdown import Rows, markdown
 
 WELL = 0.9
 """First-query accuracy at which a run has learned to retrieve well."""

@@ -23,19 +23,23 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import yaml
 from rich.console import Console
 
 from antiphase.base.errors import DivergedError, InputError, Interrupted
 from antiphase.base.records import Record
+from antiphase.lab.scoring.likelihood import negative_log_likelihoods
+from antiphase.lab.scoring.loading import load_model
 from antiphase.lab.settings.presets import RunSettings, arm_run, load_preset
 from antiphase.lab.studies.jobs import Job, run_jobs
 from antiphase.lab.studies.runs import RunResult, run_of
 from antiphase.lab.studies.training_run import train_run
+from antiphase.lab.text.prepare import prepare
 from antiphase.lab.text.workers import cores
+from antiphase.lab.training.device import choose_device
 from antiphase.lab.training.execution.local import LocalPool
 from experiments import json_lines
-from experiments.evidence import block_losses
 from experiments.json_lines import Line
 
 STUDIES = Path(__file__).with_name("programme.yaml")
@@ -191,6 +195,28 @@ def by_document(place: Path, settings: RunSettings, record: Record) -> dict[str,
         return None
     losses = block_losses(place, settings, WORK / "tokens")
     return None if losses is None else {document: round(fmean(blocks), 5) for document, blocks in losses.items()}
+
+
+def block_losses(folder: Path, settings: RunSettings, tokens: Path = WORK / "tokens") -> dict[str, list[float]] | None:
+    """Held-out loss of each block of text in nats per token, by document, so that runs can be compared block by block.
+
+    None for runs on the synthetic task.
+    """
+    if settings.data.source == "synthetic":
+        return None
+    data = prepare(settings.data, tokens)
+    text = data.validation_text
+    assert text is not None
+    batch = data.validation(settings.evaluation.validation_sequences)
+    model = load_model(str(folder), device=str(choose_device(settings.training.device))).model
+    losses = negative_log_likelihoods(model, batch.input_ids, batch.labels)
+    by_block = losses.unflatten(0, (len(batch.input_ids), -1)).double().mean(1).tolist()
+    ends = np.flatnonzero(text.tokens == data.tokenizer.eos_token_id)
+    found: dict[str, list[float]] = {}
+    for index, loss in enumerate(by_block):
+        start = index * len(text) // len(by_block) * text.sequence_length
+        found.setdefault(str(int(np.searchsorted(ends, start))), []).append(round(loss, 4))
+    return found
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from antiphase.base.records import Record
 from antiphase.lab.measures.retrieval_results import MapAllocation
 from antiphase.lab.studies.compare.shown import shown
 from antiphase.layers.lambdas import lambda_init
-from experiments.evidence_effects import runs_of
+from tools.tables.evidence import runs_of
 
 RECORDS = Path(__file__).resolve().parents[2] / "records"
 SPANS = {"answer": "answer", "other_needles": "other facts", "filler": "filler"}

@@ -41,6 +41,7 @@ from tools.tables import real_model as real_model_tables
 from tools.tables import reproduction as reproduction_tables
 from tools.tables import suites as suites_tables
 from tools.tables import zoo as zoo_tables
+from tools.tables.markdown import markdown
 from tools.tables.operator import RATIO_HEAD, SHORT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,7 +94,7 @@ def with_tables(page: str) -> str:
 
 def table(name: str) -> str:
     """One table as Markdown."""
-    return evidence_tables.markdown(TABLES[name]())
+    return markdown(TABLES[name]())
 
 
 @cache
