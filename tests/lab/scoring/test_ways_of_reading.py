@@ -301,7 +301,8 @@ def test_calibrated_attention_is_read_as_before(tiny_model):
 def test_what_divides_a_text_or_pads_a_batch_asks(used, asked):
     """Of all that measures by forward passes of its own; what asks the model is exempt."""
     root = Path(antiphase.__file__).parent
-    files = [file for name in ("scoring", "measures", "text", "studies") for file in (root / "lab" / name).rglob("*.py")]
+    rooms = ("scoring", "measures", "text", "studies")
+    files = [file for name in rooms for file in (root / "lab" / name).rglob("*.py")]
     texts = {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in files}
     using = {name for name, text in texts.items() if re.search(used, text)} - {
         "lab/scoring/probes.py",
