@@ -124,4 +124,3 @@ def test_the_tables_of_the_page(monkeypatch, tmp_path):
         "trec", "20", "25 %", "1 of 1", "200", "50.0 %", "1 of 1", "+1.00 [-1.00, +3.00]", "3 / 1", "0.62",
         "+1.00, +0.00 to +2.00", "-2.00",
     ]  # fmt: skip
-    assert tables.encoder_sinks()[1:] == [["0", "25 %", "50 %", "10 %", "1.5"]]

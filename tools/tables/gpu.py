@@ -10,10 +10,6 @@ from typing import Any
 from antiphase.base.records import Record
 from antiphase.lab.pages.benchmarks import ratio_text
 from antiphase.lab.speed.gpu_schemes import (
-    BY_BLOCKS,
-    BY_BLOCKS_V2,
-    BY_PRODUCTS,
-    BY_PRODUCTS_V2,
     CUDNN,
     FLASH,
     FLASH_DIFFLLAMA,
@@ -26,7 +22,6 @@ from antiphase.lab.speed.gpu_schemes import (
 )
 from antiphase.lab.speed.model import COMPILED, DIFFLLAMA, LLAMA, OURS, OURS_V2, SOFTMAX_ON_FLASH
 from antiphase.lab.speed.model import SOFTMAX as SOFTMAX_MODEL
-from antiphase.lab.speed.schemes import Scheme
 from antiphase.lab.statistics.blocks import Blocks
 
 RECORDS = Path(__file__).resolve().parents[2] / "records/gpu-h200"
@@ -52,14 +47,6 @@ MODELS = (
     ("softmax on flash attention", OURS_V2, SOFTMAX_ON_FLASH),
     ("softmax (cuDNN)", OURS_V2, SOFTMAX_MODEL),
     ("softmax, both compiled", OURS_V2 + COMPILED, SOFTMAX_MODEL + COMPILED),
-)
-DECODING = (
-    ("flash attention, equal size", FUSED, FLASH, "1.10"),
-    ("DiffLlama's scheme on flash attention", FUSED, FLASH_DIFFLLAMA, ""),
-    ("plain products", FUSED, BY_PRODUCTS, ""),
-    ("flash attention, equal size", FUSED_V2, FLASH, "1.10"),
-    ("one call of flash attention and a subtraction", FUSED_V2, FLASH_V2, ""),
-    ("plain products", FUSED_V2, BY_PRODUCTS_V2, ""),
 )
 
 
@@ -89,56 +76,6 @@ def operator() -> list[list[str]]:
         cells = [_row(rows, length=length, **wanted) for length in (4096, 16384)]
         predicted = (subject.forward + subject.backward) / (baseline.forward + baseline.backward)
         found.append([subject.name, words, *cells, f"{predicted:.2f}", target])
-    return found
-
-
-def other_calls() -> list[list[str]]:
-    """Forward, wide heads and fp32 on an H200."""
-    rows = _rows("attention")
-    half = {"dtype": "bfloat16", "width": 64}
-    calls: list[tuple[str, dict[str, Any]]] = [
-        ("forward, N = 4,096", {**half, "task": "forward", "length": 4096}),
-        ("forward, N = 16,384", {**half, "task": "forward", "length": 16384}),
-        ("forward + backward, d = 128, N = 4,096", {"dtype": "bfloat16", "width": 128, "task": BOTH, "length": 4096}),
-        ("forward + backward, fp32, N = 4,096", {"dtype": "float32", "width": 64, "task": BOTH, "length": 4096}),
-    ]
-    pairs = ((FUSED, FLASH), (FUSED, CUDNN), (FUSED, FLASH_DIFFLLAMA), (FUSED, BY_BLOCKS), (FUSED_V2, FLASH),
-             (FUSED_V2, BY_BLOCKS_V2))  # fmt: skip
-    found = [["", *(f"{one.name} / {_short(other)}" for one, other in pairs)]]
-    for words, wanted in calls:
-        cells = [_row(rows, subject=one.name, baseline=other.name, **wanted) for one, other in pairs]
-        found.append([words, *cells])
-    return found
-
-
-def _short(scheme: Scheme) -> str:
-    return {FLASH: "flash attention", FLASH_DIFFLLAMA: "DiffLlama's scheme", BY_BLOCKS: "blockwise",
-            BY_BLOCKS_V2: "blockwise"}.get(scheme, scheme.name)  # fmt: skip
-
-
-def decoding() -> list[list[str]]:
-    """One query over a cache in bf16 on an H200, divided by the time of alternatives."""
-    return _decoding("decoding", "decode", _rows("attention"), [(4096, 64), (16384, 64), (4096, 1)])
-
-
-def graphs() -> list[list[str]]:
-    """The same in a CUDA graph, which leaves out the time to launch kernels."""
-    rows = Record.load(RECORDS / "attention-graphs.json").values["rows"]
-    cases = [(4096, 64), (16384, 64), (4096, 1), (16384, 1)]
-    return _decoding("decoding in a CUDA graph", "decode in a CUDA graph", rows, cases)
-
-
-def _decoding(
-    words: str, task: str, rows: Sequence[dict[str, Any]], cases: Sequence[tuple[int, int]]
-) -> list[list[str]]:
-    sizes = [f"{length:,} keys, {batch} sequence{'s' * (batch > 1)}" for length, batch in cases]
-    found = [[f"{words}, bf16, d = 64", "divided by", *sizes, "target"]]
-    for other, subject, baseline, target in DECODING:
-        cells = [
-            _row(rows, task=task, length=length, batch=batch, subject=subject.name, baseline=baseline.name)
-            for length, batch in cases
-        ]
-        found.append([subject.name, other, *cells, target])
     return found
 
 
@@ -221,20 +158,3 @@ KINDS = {
     "loss and optimizer": ("SoftMax", "multi_tensor"),
 }
 """Kinds of kernels by parts of their names."""
-
-
-def profile() -> list[list[str]]:
-    """Milliseconds of a training step's kernels by kind."""
-    models = Record.load(RECORDS / "profile.json").values["models"]
-    names = {SOFTMAX_MODEL: "softmax", OURS: "V1", OURS_V2: "V2"}
-    found = [["milliseconds of kernels", *names.values()]]
-    kinds = {row["kernel"]: _kind(row["kernel"]) for rows in models.values() for row in rows}
-    for kind in (*KINDS, "other"):
-        sums = [sum(row["milliseconds"] for row in models[name] if kinds[row["kernel"]] == kind) for name in names]
-        found.append([kind, *(f"{value:.1f}" for value in sums)])
-    totals = [sum(row["milliseconds"] for row in models[name]) for name in names]
-    return [*found, ["together", *(f"{value:.1f}" for value in totals)]]
-
-
-def _kind(kernel: str) -> str:
-    return next((kind for kind, parts in KINDS.items() if any(part in kernel for part in parts)), "other")

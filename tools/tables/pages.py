@@ -13,7 +13,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -23,7 +22,7 @@ from antiphase.lab.lineage.commands.translate import tables as translation
 from antiphase.lab.lineage.studies.dependency.presentation import accuracies
 from antiphase.lab.lineage.studies.gradients.presentation import gradient_ratios
 from antiphase.lab.lineage.studies.throughput.presentation import speed_ratios
-from antiphase.lab.pages.benchmarks import conditions, ratio_text
+from antiphase.lab.pages.benchmarks import ratio_text
 from antiphase.lab.pages.tables import Table
 from antiphase.lab.studies.compare.shown import shown
 from antiphase.lab.studies.compare.tables import headline
@@ -42,7 +41,7 @@ from tools.tables import reproduction as reproduction_tables
 from tools.tables import suites as suites_tables
 from tools.tables import zoo as zoo_tables
 from tools.tables.markdown import markdown
-from tools.tables.operator import RATIO_HEAD, SHORT
+from tools.tables.operator import RATIO_HEAD
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
@@ -64,13 +63,6 @@ PAGES = (
         )
     ),
 )
-PROFILED = {
-    "matrix products": ("aten::bmm", "aten::baddbmm_"),
-    "softmax and its derivative": ("aten::_softmax", "aten::_softmax_backward_data"),
-    "copies": ("aten::copy_",),
-    "causal masking": ("aten::tril_", "aten::minimum"),
-    "Python overhead": ("antiphase::blockwise_attention", "antiphase::blockwise_attention_backward"),
-}
 
 
 def main() -> None:
@@ -101,30 +93,6 @@ def table(name: str) -> str:
 def record(name: str) -> Record:
     """A record, given the name of its file."""
     return Record.load(ROOT / f"records/{name}.json")
-
-
-def profile() -> list[list[str]]:
-    """Self time of PyTorch's operators before and after the changes."""
-    ways = [(task, dtype) for dtype in SHORT for task in ("forward", "backward")]
-    found = [["self time at N = 4,096, ms", *(f"{task}, {SHORT[dtype]}" for task, dtype in ways)]]
-
-    def rows_of(dtype: str, task: str) -> list[list[dict[str, Any]]]:
-        names = (f"profile-{dtype}-before", f"profile-{dtype}")
-        return [[row for row in record(name).values["rows"] if row["task"] == task] for name in names]
-
-    for words, operators in PROFILED.items():
-        cells = []
-        for task, dtype in ways:
-            times = [sum(row["milliseconds"] for row in rows if row["operator"] in operators)
-                     for rows in rows_of(dtype, task)]  # fmt: skip
-            cells.append(f"{times[0]:.0f} → {times[1]:.0f}" if any(times) else "–")
-        found.append([words, *cells])
-    totals = []
-    for task, dtype in ways:
-        whole = [sum(row["milliseconds"] for row in rows) / sum(row["share"] for row in rows)
-                 for rows in rows_of(dtype, task)]  # fmt: skip
-        totals.append(f"{whole[0]:.0f} → {whole[1]:.0f}")
-    return [*found, ["total", *totals]]
 
 
 def models(chosen: Sequence[str] | None = None) -> list[list[str]]:
@@ -257,20 +225,6 @@ def translated() -> list[list[str]]:
     return of_report("translate", translation.models)
 
 
-def kernels() -> list[list[str]]:
-    """Multiprocessor resources that the compiled GPU kernels use."""
-    found: dict[tuple[str, str, str], dict[int, str]] = {}
-    for row in record("compiled-kernels").values["rows"]:
-        if row["variant"] is not None or row["dtype"] != "bf16" or row["width"] not in (64, 128):
-            continue
-        name = row["kernel"].removesuffix("_kernel")
-        form = "V1" if row["key_maps"] == 2 else "V2"
-        used = f"{row['registers']} / {row['spilled']} / {row['shared'] / 1024:.0f}"
-        found.setdefault((name, form, str(row["width"])), {})[row["architecture"]] = used
-    head = ["kernel", "form", "d", *(f"sm_{number}: registers / spilled bytes / shared KiB" for number in (80, 90))]
-    return [head, *([*key, used[80], used[90]] for key, used in found.items())]
-
-
 def learning_rates(name: str) -> list[list[str]]:
     """Every arm at every learning rate of a grid: first-query accuracy, its range over several seeds, held-out loss.
 
@@ -291,22 +245,6 @@ def learning_rates(name: str) -> list[list[str]]:
             cells.append(f"**{text}**" if rate == best else text)
         found.append(cells)
     return found
-
-
-def loops() -> list[list[str]]:
-    """Speeds of the evaluation loops, divided by the speed of the baseline."""
-    rows = record("benchmark-evaluation").values["rows"]
-    models = list(dict.fromkeys(row["task"].split(", ")[1] for row in rows))
-    found: dict[str, dict[str, str]] = {}
-    for row in rows:
-        task, model = row["task"].split(", ")
-        low, high = row["speed_quartiles"]
-        what = f"{task}, {row['length']:,} tokens: {row['subject']} / {row['baseline']}"
-        found.setdefault(what, {})[model] = f"{row['speed']:.2f} [{low:.2f} to {high:.2f}]"
-    return [
-        ["speed ratio, above 1 is faster; quartiles in brackets", *models],
-        *([what, *(cells.get(model, "–") for model in models)] for what, cells in found.items()),
-    ]
 
 
 def demo_at_a_glance() -> list[list[str]]:
@@ -381,16 +319,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "suites": suites_tables.counts,
     "zoo": zoo_tables.counts,
     "zoo-exceptions": zoo_tables.exceptions,
-    "operator": operator_tables.whole,
     "operator-short": operator_tables.short,
-    "further-calls": operator_tables.further_calls,
-    "widths": operator_tables.widths,
     "memory": operator_tables.memory,
-    "decoding": operator_tables.decoding,
-    "conditions": lambda: of_report("benchmark-attention", conditions),
-    "roofline": operator_tables.roofline,
-    "profile": profile,
-    "models": models,
     "models-short": short_models,
     "search-test": search_test,
     "demonstration": demonstration,
@@ -399,19 +329,12 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "calibration-memory": calibration_memory,
     "classifiers": classifiers,
     "translation": translated,
-    "kernels": kernels,
     "gpu": gpu_tables.operator,
-    "gpu-calls": gpu_tables.other_calls,
-    "gpu-decoding": gpu_tables.decoding,
-    "gpu-graphs": gpu_tables.graphs,
     "gpu-models": gpu_tables.models,
-    "gpu-profile": gpu_tables.profile,
     "gpu-pairs": gpu_tables.pairs,
     "gpu-controls": gpu_tables.controls,
     "processors": operator_tables.by_processor,
     "shares": operator_tables.shares,
-    "losses": operator_tables.losses,
-    "loops": loops,
     "dependency": lambda: of_report("dependency", accuracies),
     "throughput": lambda: of_report("throughput", speed_ratios),
     "gradients": lambda: of_report("gradients", gradient_ratios),
@@ -420,8 +343,6 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "demo-short": demo_at_a_glance,
     "demo-layers": layer_tables.demo_layers,
     "lambdas": layer_tables.lambdas,
-    "demo-before": lambda: demo("demo-start-0.02"),
-    "demo-learning-rates": lambda: learning_rates("demo-learning-rate"),
     "tiny-learning-rates-today": lambda: learning_rates("reproduce-tiny-rates"),
     "tiny-learning-rates-longer": lambda: learning_rates("reproduce-tiny-longer"),
     "claims": lambda: of_report("reproduce/reproduce", claims),
@@ -435,30 +356,14 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "soak": attack_tables.soak,
     "sharded-step": cluster_tables.sharded_step,
     "text-memory": cluster_tables.text_memory,
-    "real-model-conversion": real_model_tables.conversion,
     "real-model-sinks": real_model_tables.sinks,
-    "real-model-costs": real_model_tables.costs,
     "real-model-continued": real_model_tables.continued,
-    "real-model-downstream": real_model_tables.downstream,
-    "real-model-covered": lambda: real_model_tables.measured("hallucination", 2),
-    "real-model-judge": lambda: real_model_tables.measured("hallucination", 3),
-    "real-model-judge-controls": lambda: real_model_tables.measured("hallucination", 4),
     "real-model-encoder": real_model_tables.encoder,
-    "real-model-encoder-sinks": real_model_tables.encoder_sinks,
-    "real-model-many-shot": lambda: real_model_tables.many_shot(0),
-    "real-model-orders": lambda: real_model_tables.many_shot(1),
-    "real-model-document-gain": lambda: real_model_tables.measured("document-gain"),
-    "real-model-allocation": real_model_tables.allocated,
     "real-model-knockout": real_model_tables.knocked_out,
-    "real-model-loss-by-length": lambda: real_model_tables.measured("long-context"),
-    "real-model-long-context": lambda: real_model_tables.measured("long-context", 1),
     "real-model-needles": real_model_tables.needles,
     "single-heads-real": real_model_tables.heads_alone,
     "real-model-confirm": real_model_tables.confirmed,
-    "real-model-task-sinks": real_model_tables.task_sinks,
     "real-model-splits": real_model_tables.splits,
-    "real-model-confirm-controls": lambda: real_model_tables.measured("confirm", 3),
-    "real-model-quantization": lambda: real_model_tables.measured("quantization"),
 }
 
 if __name__ == "__main__":

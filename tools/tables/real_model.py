@@ -6,9 +6,7 @@ import statistics
 from pathlib import Path
 
 from antiphase.base.records import Record
-from antiphase.lab.measures.harness import Harness
 from antiphase.lab.pages.summary import main_tables
-from antiphase.lab.pages.tables import percents_text
 from antiphase.lab.statistics.intervals import mean_interval, paired_interval, wilson_interval
 from experiments.real_model import SPLITS
 
@@ -17,13 +15,6 @@ LAYERS = ((0, 0), (1, 2), (3, 9), (10, 10), (11, 11), (12, 29))
 """First and last layer of the rows of ``sinks``."""
 
 Rows = list[list[str]]
-
-
-def conversion() -> Rows:
-    """Time and memory of the steps of a conversion."""
-    values = Record.load(RECORDS / "conversion.json").values
-    rows = [[row["step"], f"{row['seconds']:.0f} s", f"{row['peak_gb']:.2f} GB"] for row in values["rows"]]
-    return [["Conversion", "Time", "Peak memory"], *rows]
 
 
 def sinks() -> Rows:
@@ -48,34 +39,6 @@ def sinks() -> Rows:
         ]
         table.append([str(first) if first == last else f"{first} to {last}", *shares[:2], words, *shares[2:]])
     return table
-
-
-def costs() -> Rows:
-    """What a search, task scoring and a probe cost against plain forward passes."""
-    values = Record.load(RECORDS / "costs.json").values
-    low, high = values["scoring"]["quartiles"]
-    rows = [
-        ["memory of a probe of 2,048 tokens / of a forward pass", f"{values['memory_ratio']:.2f}"],
-        ["speed of task scoring / of a plain prefill", f"{values['scoring']['ratio']:.2f} [{low:.2f}–{high:.2f}]"],
-    ]
-    for row in values["search"]:
-        low, high = row["quartiles"]
-        rows.append(
-            [f"search in layer {row['layer']} / heads × a prefill", f"{row['ratio']:.2f} [{low:.2f}–{high:.2f}]"]
-        )
-    rows.append(["mean over these layers", f"{values['search_mean']:.2f}"])
-    return [["Ratio", ""], *rows]
-
-
-def allocated() -> Rows:
-    """Shares of attention on the answer and on noise by depth, beside the paper's."""
-    head, *rows = measured("allocation")
-    drop = head.index("Measure")
-    return [
-        [cell for place, cell in enumerate(row) if place != drop]
-        for row in (head, *rows)
-        if row is head or (row[drop] in ("share", "") and "÷" not in row[drop + 1])
-    ]
 
 
 def knocked_out() -> Rows:
@@ -113,16 +76,7 @@ def confirmed() -> Rows:
         values["primary"]["measure"], "all but mpqa", f"{samples:,}", f"{100 * before:.1f} %", f"{100 * after:.1f} %",
         f"{100 * gain:+.2f} [{100 * low:+.1f} to {100 * high:+.1f}]", f"{better} / {worse}", "–",
     ]  # fmt: skip
-    return [head, primary, without, *rows]
-
-
-def task_sinks() -> Rows:
-    """In how many maps calibration has something to change, by task."""
-    table = [["Task", "Tokens, median", "α / N there", "Maps with a sink", "with one that N / α queries see"]]
-    for row in Record.load(RECORDS / "task-sinks.json").values["rows"]:
-        shares = (f"{100 * row[name]:.0f} %" for name in ("threshold", "any_sink", "seen_by_enough"))
-        table.append([row["task"], f"{row['tokens']:g}", *shares])
-    return table
+    return [head, primary, without, *(row for row in rows if row[1] == "all")]
 
 
 def splits() -> Rows:
@@ -223,19 +177,6 @@ def _difference(own: list[float] | None, plain: list[float]) -> str:
     return f"{statistics.fmean(differences):+.4f} [{interval[0]:+.4f} to {interval[1]:+.4f}]"
 
 
-def downstream() -> Rows:
-    """Accuracy on tasks of lm-eval, with and without examples."""
-    found = Harness.read(Record.load(RECORDS / "harness.json"))
-    assert found is not None
-    table = [["Task", "Examples", "Rows", "Accuracy", "95 %", "Guess", "Commonest label"]]
-    for row in sorted(found.rows, key=lambda row: (row.task, row.shots)):
-        shares = [row.value, row.guess_rate, row.constant_rate]
-        accuracy, guess, constant = ("–" if share is None else f"{100 * share:.1f} %" for share in shares)
-        interval = percents_text(row.metrics[str(row.metric)].interval) or "–"
-        table.append([row.task, str(row.shots), str(row.samples), accuracy, interval, guess, constant])
-    return table
-
-
 def encoder() -> Rows:
     """Accuracy of the encoder's embeddings by labelled set, and what calibration changes, in points."""
     head = ["Set", "Tokens, mean", "α / N there", "Heads that change the number right", "Texts judged", "Plain",
@@ -261,17 +202,6 @@ def encoder() -> Rows:
     return table
 
 
-def encoder_sinks() -> Rows:
-    """The shares of attention on sinks of the encoder by layer, mean over the sets."""
-    sets = Record.load(RECORDS / "minilm.json").values["sets"]
-    table = [["Layer", "On [CLS]", "On [SEP]", "On other sinks", "Other sinks and [SEP] of a map"]]
-    for rows in zip(*(found["sinks"] for found in sets), strict=True):
-        shares = (statistics.fmean(row[name] for row in rows) for name in ("first", "last", "other_sinks"))
-        number = statistics.fmean(row["sinks"] for row in rows)
-        table.append([str(rows[0]["layer"]), *(f"{100 * share:.0f} %" for share in shares), f"{number:.1f}"])
-    return table
-
-
 def _points(gain: float) -> str:
     return f"{100 * gain:+.2f}"
 
@@ -281,12 +211,6 @@ def needles() -> Rows:
     (_, state, *head), *rows = measured("needles")
     assert state == ""
     return [head, *(cells for _, kind, *cells in rows if kind == "trained")]
-
-
-def many_shot(index: int) -> Rows:
-    """A table of the pages of many-shot learning, with the rows of all sets."""
-    tables = [measured(f"many-shot-{name}", index) for name in ("trec", "trec-fine", "clinc-150")]
-    return [tables[0][0], *(row for table in tables for row in table[1:])]
 
 
 def measured(name: str, index: int = 0) -> Rows:
