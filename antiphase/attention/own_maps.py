@@ -89,6 +89,21 @@ def own_maps(call: AttentionCall, heads: Tensor) -> Tensor:
     return maps
 
 
+def shares(call: AttentionCall, heads: Tensor) -> Tensor:
+    """``own_maps``, whose weights are shares of a query's attention.
+
+    Raises:
+        ValueError: weights are negative, as well as ``own_maps``.
+    """
+    maps = own_maps(call, heads)
+    if bool((maps < 0).any()):
+        raise ValueError(
+            f"{type(call.module).__name__} has negative weights, which are no shares of attention; antiphase look "
+            "shows its maps"
+        )
+    return maps
+
+
 def is_close(found: Tensor, true: Tensor, scale: Tensor) -> bool:
     """Whether the distance is small relative to a scale, by their norms."""
     allowed = max(CLOSENESS, 16 * torch.finfo(true.dtype).eps)

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from antiphase.attention.calls import AttentionCall, Pairing
 from antiphase.attention.hooks import observed
-from antiphase.attention.own_maps import changes_scores, own_maps, without_bias
+from antiphase.attention.own_maps import changes_scores, shares, without_bias
 from antiphase.base.errors import NonFiniteError
 from antiphase.layers.functions import softmax_weights
 from antiphase.ops.reference import softmax_maps
@@ -113,7 +113,7 @@ def _own_rows(positions: Tensor, call: AttentionCall, heads: Tensor) -> LayerRow
     """Rows of a call that changes its scores, given the heads' outputs (B, N, heads, dv)."""
     call.refuse_other_keys()
     positions = positions.to(call.query.device)
-    maps = own_maps(call, heads)
+    maps = shares(call, heads)
     places = positions[:, None, :, None].expand(-1, maps.shape[1], -1, maps.shape[-1])
     rows = maps.gather(2, places).unsqueeze(2)
     return LayerRows(rows, None, call.layer, _visible(without_bias(call), positions))

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from antiphase.attention.calls import AttentionCall, Pairing
 from antiphase.attention.hooks import observed
-from antiphase.attention.own_maps import changes_scores, own_maps, without_bias
+from antiphase.attention.own_maps import changes_scores, shares, without_bias
 from antiphase.base.errors import NonFiniteError
 from antiphase.ops.statistics import (
     LayerStatistics,
@@ -201,7 +201,7 @@ class _Probe:
         call.refuse_other_keys()
         maps = None
         if changes_scores(call):
-            maps = own_maps(call, heads)
+            maps = shares(call, heads)
         else:
             call.refuse_unread("dropout")
         call = without_bias(call)

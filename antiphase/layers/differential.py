@@ -18,6 +18,7 @@ from antiphase.layers.functions import own_implementation, refuse_unknown
 from antiphase.layers.lambdas import LAMBDA_STD, check_even_maps, check_one_of
 from antiphase.layers.lambdas import lambda_init as schedule
 from antiphase.layers.masks import visible_keys
+from antiphase.layers.noise_heads import check_noise_heads, paired
 from antiphase.layers.norm import RMSNorm
 from antiphase.ops.layer import exponential_lambda, v1_step
 
@@ -193,19 +194,7 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         value = given.get("lambda_init")
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 < value < 1):
             raise InputError(f"lambda_init must be a number above -1 and below 1, got {value!r}")
-        count = given.get("num_noise_heads")
-        heads, groups = given["num_attention_heads"] // 2, given["num_key_value_heads"] // 2
-        if count is None:
-            return
-        if not isinstance(count, int) or isinstance(count, bool) or count < 1 or heads % count:
-            raise InputError(
-                f"num_noise_heads must divide the {heads} heads (half of num_attention_heads), got {count!r}"
-            )
-        if count % groups:
-            raise InputError(
-                f"num_noise_heads ({count}) must be a multiple of the {groups} value heads (half of "
-                "num_key_value_heads): heads that share a second map share its key"
-            )
+        check_noise_heads(given, groups=given["num_key_value_heads"] // 2)
 
     def reset_added(self) -> None:
         super().reset_added()
@@ -231,16 +220,8 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         return self.lambda_init + learned.to(torch.promote_types(learned.dtype, torch.float32))
 
     def _queries(self, hidden_states: Tensor) -> Tensor:
-        """Maps 2i and 2i + 1 of head i; in ``q_proj`` the query of a noise head follows those of its heads.
-
-        Only queries are repeated: attention functions form the maps that heads share once (``sharing_second_map``).
-        """
-        maps = super()._queries(hidden_states)
-        if self.num_noise_heads is None:
-            return maps
-        grouped = maps.unflatten(1, (self.num_noise_heads, -1))  # (B, noise heads, their heads + 1, N, d)
-        signal = grouped[:, :, :-1]
-        return torch.stack([signal, grouped[:, :, -1:].expand_as(signal)], dim=3).flatten(1, 3)
+        """Maps 2i and 2i + 1 of head i; in ``q_proj`` the query of a noise head follows those of its heads."""
+        return paired(super()._queries(hidden_states), self.num_noise_heads)
 
     def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
         return {"lam": self.lam()}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from antiphase.base.errors import InputError
 from antiphase.layers.attention import AttentionLayer, CommonArguments
 from antiphase.layers.lambdas import check_even_maps, check_one_of
+from antiphase.layers.noise_heads import check_noise_heads, paired
 from antiphase.ops.shapes import statistics_dtype
 
 FORMS = ("sigmoid", "linear", "fixed")
@@ -30,6 +31,8 @@ class DifferentialAttentionV2(AttentionLayer):
         lambda_form: parametrization of λ: "sigmoid", or as ablations "linear" (no sigmoid) and "fixed" (λ = 1).
         head_norm: whether to apply an RMSNorm to each head's output.
         output_gate: whether to apply a sigmoid gate to every channel of the heads' outputs (2505.06708).
+        num_noise_heads: number of second maps, as in ``DifferentialAttentionV1``; with a gate, the small form of the
+            attention of Motif-3. None means one per head.
     """
 
     attention_form = "differential_v2"
@@ -42,28 +45,33 @@ class DifferentialAttentionV2(AttentionLayer):
         lambda_form: Literal["sigmoid", "linear", "fixed"] = "sigmoid",
         head_norm: bool = False,
         output_gate: bool = False,
+        num_noise_heads: int | None = None,
         **common: Unpack[CommonArguments],
     ) -> None:
         common = self.checked(
             hidden_size=hidden_size, num_attention_heads=num_attention_heads, lambda_form=lambda_form,
-            head_norm=head_norm, output_gate=output_gate, **common,
+            head_norm=head_norm, output_gate=output_gate, num_noise_heads=num_noise_heads, **common,
         )  # fmt: skip
         maps, heads = num_attention_heads, num_attention_heads // 2
-        super().__init__(hidden_size, maps, queries=maps, outputs=heads, **common)
-        self.lambda_form = lambda_form
+        queries = heads + (heads if num_noise_heads is None else num_noise_heads)
+        super().__init__(hidden_size, maps, queries=queries, outputs=heads, **common)
+        self.lambda_form, self.num_noise_heads = lambda_form, num_noise_heads
+        self.heads_per_noise = 1 if num_noise_heads is None else heads // num_noise_heads
         self._add_norm_and_gate(head_norm=head_norm, output_gate=output_gate, width=self.head_dim)
         if lambda_form != "fixed":
             self.lambda_proj = nn.Linear(hidden_size, heads, bias=False)
 
     @classmethod
     def default_key_value_heads(cls, given: Mapping[str, Any]) -> int:
-        return super().default_key_value_heads(given) // 2
+        noise: int | None = given.get("num_noise_heads")
+        return super().default_key_value_heads(given) // 2 if noise is None else noise
 
     @classmethod
     def check(cls, given: Mapping[str, Any]) -> None:
         super().check(given)
         cls.check_pairs(given["num_attention_heads"], given["num_key_value_heads"])
         check_one_of("lambda_form", given.get("lambda_form"), FORMS)
+        check_noise_heads(given, groups=given["num_key_value_heads"])
 
     @classmethod
     def check_pairs(cls, maps: int, key_maps: int) -> None:
@@ -85,6 +93,9 @@ class DifferentialAttentionV2(AttentionLayer):
         projected = self.lambda_proj(hidden_states).to(dtype).transpose(1, 2)
         return projected if self.lambda_form == "linear" else torch.sigmoid(projected)
 
+    def _queries(self, hidden_states: Tensor) -> Tensor:
+        return paired(super()._queries(hidden_states), self.num_noise_heads)
+
     def _extra(self, hidden_states: Tensor) -> dict[str, Any]:
         return {"lam": self.lam(hidden_states)}
 
@@ -96,6 +107,12 @@ class DifferentialAttentionAcross(DifferentialAttentionV2):
     """
 
     attention_form = "softmax"
+
+    @classmethod
+    def check(cls, given: Mapping[str, Any]) -> None:
+        super().check(given)
+        if given.get("num_noise_heads") is not None:
+            raise InputError("num_noise_heads cannot be used where the maps of a pair read different keys")
 
     @classmethod
     def check_pairs(cls, maps: int, key_maps: int) -> None:

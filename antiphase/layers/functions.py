@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from antiphase.layers.masks import carries_positions, combine_mask, visible_keys
+from antiphase.layers.weightings import WEIGHTINGS
 from antiphase.ops.api import attend_cached, differential_attention, native_softmax_attention
 from antiphase.ops.shapes import statistics_dtype
 
@@ -71,15 +72,18 @@ def sharing_second_map(module: nn.Module, heads: int, mask: Tensor | None) -> in
     return math.gcd(shared, heads) if has_one_mask else 1
 
 
-def apart(query: Tensor, key: Tensor, shared: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Queries and keys of the first maps of V1, (B, H, N, d) and (B, groups, M, d), and of the different second maps.
+def apart(
+    query: Tensor, key: Tensor, shared: int, *, two_keys: bool
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Queries and keys of the first maps, (B, H, N, d) and (B, groups, M, d), and of the different second maps.
 
     Args:
         query: (B, 2H, N, d), maps 2i and 2i + 1 of head i.
-        key: (B, 2 · groups, M, d).
+        key: (B, 2 · groups, M, d) in V1; (B, groups, M, d) in V2, whose maps share their keys.
         shared: how many neighbouring heads have the same second map; there are H / shared.
     """
-    return (query[:, ::2], key[:, ::2]), (query[:, 1 :: 2 * shared], key[:, 1::2])
+    keys = (key[:, ::2], key[:, 1::2]) if two_keys else (key, key)
+    return (query[:, ::2], keys[0]), (query[:, 1 :: 2 * shared], keys[1])
 
 
 def subtracted(first: Tensor, second: Tensor, lam: Tensor) -> Tensor:
@@ -107,6 +111,7 @@ def antiphase_attention(
     scaling: float | None = None,
     lam: Tensor | None = None,
     s_aux: Tensor | None = None,
+    weighting: str | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
     impl: str = "auto",
@@ -123,6 +128,7 @@ def antiphase_attention(
         scaling: factor of the scores; None means 1/√d.
         lam: λ of a differential layer, broadcastable to (B, H, N).
         s_aux: (maps,) sink logits in the softmax denominators, as in gpt-oss; the name is transformers'.
+        weighting: another rule than softmax, of ``weightings.py``; its maps are formed whole.
         is_causal: the direction, instead of the layer's own.
         impl: as for ``differential_attention``.
 
@@ -134,6 +140,14 @@ def antiphase_attention(
             that ``cu_seq_lens_q`` names.
     """
     warn_of_weights(kwargs)
+    if weighting is not None:
+        if impl == "triton":
+            raise ValueError(f'the Triton kernels have no {weighting}; choose attn_implementation="antiphase"')
+        out, _ = eager_attention(
+            module, query, key, value, attention_mask, scaling=scaling, weighting=weighting,
+            sliding_window=sliding_window, is_causal=is_causal, **kwargs,
+        )  # fmt: skip
+        return out, None
     given = kwargs if s_aux is None or not is_differential(module) else {**kwargs, "s_aux": s_aux}
     refuse_unknown(given, module, otherwise='choose attn_implementation="eager"' if form_of(module) is None else LEAVE)
     mask, is_causal, sliding_window = visible_keys(module, attention_mask, query, key, sliding_window, is_causal)
@@ -150,7 +164,7 @@ def antiphase_attention(
                 softmax_attention(
                     *maps, value, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling
                 )
-                for maps in apart(query, key, shared)
+                for maps in apart(query, key, shared, two_keys=has_two_keys(module))
             )  # fmt: skip
             return subtracted(first, second, lam), None
         return differential_output(
@@ -187,6 +201,7 @@ def eager_attention(
     scaling: float | None = None,
     lam: Tensor | None = None,
     s_aux: Tensor | None = None,
+    weighting: str | None = None,
     sliding_window: int | None = None,
     is_causal: bool | None = None,
     **kwargs: Any,
@@ -200,11 +215,12 @@ def eager_attention(
         if (shared := sharing_second_map(module, query.shape[1] // 2, mask)) > 1:
             first, second = (
                 softmax_weights(*maps, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling)
-                for maps in apart(query, key, shared)
+                for maps in apart(query, key, shared, two_keys=has_two_keys(module))
             )  # (B, H, N, M), (B, H / shared, N, M)
             full = lam.reshape((1,) * (3 - lam.dim()) + tuple(lam.shape)).unsqueeze(-1).to(first.dtype)
             weights = first - full * second.repeat_interleave(shared, dim=1)
-            values = join_halves(value).repeat_interleave(2 * first.shape[1] // key.shape[1], dim=1)
+            values = heads_of_value(module, value)
+            values = values.repeat_interleave(first.shape[1] // values.shape[1], dim=1)
             return (weights.to(value.dtype) @ values).transpose(1, 2), weights
         out, weights = differential_attention(
             query, key, heads_of_value(module, value), lam, attn_mask=mask, is_causal=is_causal,
@@ -212,8 +228,9 @@ def eager_attention(
         )  # fmt: skip
         return out.transpose(1, 2), weights
     weights = softmax_weights(
-        query, key, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling, s_aux=s_aux
-    )
+        query, key, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling, s_aux=s_aux,
+        weighting=weighting,
+    )  # fmt: skip
     values = value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
     return (weights.to(value.dtype) @ values).transpose(1, 2), weights
 
@@ -346,10 +363,12 @@ def softmax_weights(
     sliding_window: int | None,
     scale: float | None,
     s_aux: Tensor | None = None,
+    weighting: str | None = None,
 ) -> Tensor:
     """The softmax maps (B, maps, N, M) of a layer, in fp32 (fp64 for fp64).
 
-    ``s_aux`` (maps,): sink logits in the denominators, with which rows sum to less than one.
+    ``s_aux`` (maps,): sink logits in the denominators, with which rows sum to less than one. ``weighting``: another
+    rule than softmax.
     """
     keys = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
     scale = query.shape[-1] ** -0.5 if scale is None else scale
@@ -357,6 +376,8 @@ def softmax_weights(
     visible = combine_mask(
         mask, query.shape[2], key.shape[2], is_causal=is_causal, sliding_window=sliding_window, device=query.device
     )
+    if weighting is not None:
+        return WEIGHTINGS[weighting](scores, visible)
     if s_aux is not None:
         if visible is not None:
             scores = scores.masked_fill(~visible, float("-inf"))

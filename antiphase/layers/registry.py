@@ -9,6 +9,7 @@ from torch import nn
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.differential_v2 import DifferentialAttentionAcross, DifferentialAttentionV2
+from antiphase.layers.rivals import CogAttention, ExclusiveAttention, SoftmaxOneAttention, SoftpickAttention
 from antiphase.layers.softmax import SoftmaxAttention
 
 ACROSS = "differential_v2_across"
@@ -18,6 +19,10 @@ LAYERS: dict[str, type[AttentionLayer]] = {
     "differential": DifferentialAttentionV1,
     "differential_v2": DifferentialAttentionV2,
     ACROSS: DifferentialAttentionAcross,
+    "softmax_one": SoftmaxOneAttention,
+    "softpick": SoftpickAttention,
+    "cog": CogAttention,
+    "exclusive": ExclusiveAttention,
 }
 """Layer class by ``attention_type``."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -24,6 +24,7 @@ from antiphase.layers.functions import (
     subtracted,
     subtracting,
 )
+from antiphase.layers.weightings import WEIGHTINGS
 from antiphase.models.variants import needs
 from antiphase.ops.shapes import statistics_dtype
 
@@ -81,7 +82,7 @@ def subtracting_halves(ordinary: AttentionFunction) -> AttentionFunction:
                     halves = [ordinary(module, maps, keys, value[:, i::2], mask, **kwargs)[0] for i in range(2)]
                 return torch.cat(halves, dim=-1)
 
-            signal, noise = apart(query, key, shared)
+            signal, noise = apart(query, key, shared, two_keys=True)
             return subtracted(outputs(*signal), outputs(*noise), lam), None
         groups = key.shape[1] // 2
         pairs = query.unflatten(1, (groups, -1, 2))  # (B, G, H / G, 2, N, d)
@@ -108,16 +109,17 @@ def eager_attention(
     scaling: float,
     lam: Tensor | None = None,
     s_aux: Tensor | None = None,
+    weighting: str | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
     """The formula, with weights (B, heads, N, M), signed if differential; the mask is transformers' additive one."""
     groups = key.shape[1] // 2 if has_two_keys(module) else key.shape[1]
     if lam is not None and has_two_keys(module):
         shared = sharing_second_map(module, query.shape[1] // 2, None)
-        first, second = (_maps(*maps, attention_mask, scaling) for maps in apart(query, key, shared))
+        first, second = (_maps(*maps, attention_mask, scaling) for maps in apart(query, key, shared, two_keys=True))
         weights = first - lam.unsqueeze(-1) * second.repeat_interleave(shared, dim=1)
     else:
-        weights = _maps(query, key, attention_mask, scaling, s_aux)
+        weights = _maps(query, key, attention_mask, scaling, s_aux, weighting)
         if lam is not None:
             first, second = weights.unflatten(1, (-1, 2)).unbind(2)  # (B, H, N, M)
             weights = first - lam.unsqueeze(-1) * second
@@ -126,10 +128,19 @@ def eager_attention(
     return out.flatten(1, 2).transpose(1, 2), weights
 
 
-def _maps(query: Tensor, key: Tensor, mask: Tensor | None, scaling: float, s_aux: Tensor | None = None) -> Tensor:
-    """Softmax maps (B, maps, N, M) of queries (B, maps, N, d) and keys (B, G, M, d)."""
+def _maps(
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    s_aux: Tensor | None = None,
+    weighting: str | None = None,
+) -> Tensor:
+    """Softmax maps (B, maps, N, M) of queries (B, maps, N, d) and keys (B, G, M, d), or those of another weighting."""
     products = query.unflatten(1, (key.shape[1], -1)) @ key.unsqueeze(2).transpose(-1, -2)
     scores = products.flatten(1, 2).to(statistics_dtype(query.dtype)) * scaling
+    if weighting is not None:
+        return WEIGHTINGS[weighting](scores, None if mask is None else mask == 0)
     if mask is not None:
         scores = scores + mask
     if s_aux is None:

@@ -7,11 +7,14 @@ from transformers.models.gpt_oss.configuration_gpt_oss import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 
 import antiphase
+from antiphase.attention.maps import attention_maps
 from antiphase.base.errors import InputError
 from antiphase.lab.settings.presets import load_preset
 from antiphase.lab.training.run_model import attention_only, lambdas
 from antiphase.layers.lambdas import lambda_init
 from antiphase.layers.registry import set_training_step, variant_fields
+from antiphase.layers.rivals import ExclusiveAttention
+from antiphase.layers.weightings import WEIGHTINGS
 from antiphase.models.attention import attention_layer
 from antiphase.models.conversion import convert_model
 from antiphase.models.initialization import initialize
@@ -37,6 +40,9 @@ VARIANTS = {
     "grouped, one noise head": ("differential", {"num_noise_heads": 1, "num_key_value_heads": 2}),
     "linear": ("differential_v2", {"lambda_form": "linear"}),
     "no lambda": ("differential_v2", {"lambda_form": "fixed"}), "across": ("differential_v2_across", {}),
+    "V2, grouped": ("differential_v2", {"num_noise_heads": 2, "num_key_value_heads": 2, "output_gate": True}),
+    "softmax-1": ("softmax_one", {}), "softpick": ("softpick", {}), "Cog attention": ("cog", {"head_norm": True}),
+    "exclusive": ("exclusive", {"output_gate": True, "num_key_value_heads": 2}),
     "across, linear": ("differential_v2_across", {"lambda_form": "linear", "num_key_value_heads": 2}),
 }  # fmt: skip
 every_variant = pytest.mark.parametrize("name", VARIANTS)
@@ -114,11 +120,72 @@ def test_a_sink_logit_takes_its_share_and_none_takes_nothing(tiny_config, length
         assert layer(x, position)[1].sum() < 1e-9
 
 
-def test_functions_that_would_drop_the_logits_are_refused(tiny_model):
-    model = tiny_model("softmax", sink_logits=True)
+@pytest.mark.parametrize(("variant", "named"), [
+    ("sink logits", "sink_logits"), ("softmax-1", "softmax-1"), ("softpick", "softpick"),
+    ("Cog attention", "Cog attention"),
+])  # fmt: skip
+def test_what_would_drop_the_logits_or_the_weighting_is_refused(tiny_model, variant, named):
+    kind, fields = VARIANTS[variant]
+    model = tiny_model(kind, **fields)
     for name in ("sdpa", "flex_attention"):
-        with pytest.raises(ValueError, match=f"sink_logits cannot run with attn_implementation='{name}'"):
+        with pytest.raises(ValueError, match=f"{named} cannot run with attn_implementation='{name}'"):
             model.set_attn_implementation(name)
+    plan = antiphase.CalibrationPlan(heads={0: [1]})
+    with (
+        antiphase.calibrated(model, plan), pytest.raises(ValueError, match=r"the arguments (s_aux|weighting)"),
+    ):  # fmt: skip
+        model(torch.tensor([[5, 9, 7]]))
+
+
+@pytest.mark.parametrize("variant", ["softmax-1", "softpick", "exclusive"])
+def test_rivals_are_measured_by_the_maps_that_they_have(tiny_model, variant):
+    kind, fields = VARIANTS[variant]
+    model, ids = tiny_model(kind, attn_implementation="eager", **fields), torch.tensor([[5, 9, 7, 11, 3]])
+    maps = torch.stack(model(ids, output_attentions=True).attentions)
+    received = antiphase.attention_statistics(model, input_ids=ids).received
+    counts = torch.arange(5, 0, -1)  # queries that see a key
+    torch.testing.assert_close(received * counts, maps.sum(-2) * 1.0, rtol=1e-4, atol=1e-5)
+
+
+def test_negative_weights_of_one_map_are_shown_and_not_measured(tiny_model):
+    model, ids = tiny_model("cog"), torch.tensor([[5, 9, 7, 11, 3]])
+    with pytest.raises(ValueError, match="CogAttention has negative weights, which are no shares of attention"):
+        antiphase.attention_statistics(model, input_ids=ids)
+    shown = attention_maps(model, ids)
+    assert (shown[0].maps < 0).any()
+
+
+@pytest.mark.parametrize("kind", ["softmax_one", "softpick", "cog", "exclusive"])
+def test_a_rival_is_no_other_model_and_none_turns_into_v2(tiny_model, kind):
+    for to, said in (("llama", "--to llama takes softmax models"), ("diffllama", "--to diffllama takes differential")):
+        with pytest.raises(InputError, match=f"{said}.* has {kind} attention"):
+            convert_model(tiny_model(kind), to=to)
+    with pytest.raises(InputError, match=f"has {kind} attention"):
+        convert_model(tiny_model(kind), attention_type="differential_v2")
+
+
+def test_exclusive_attention_has_nothing_along_the_tokens_own_value(tiny_config):
+    layer = random_layer(tiny_config("exclusive"), 0, "eager")
+    out, own = torch.randn(1, 5, 8, 6, dtype=torch.float64), torch.randn(1, 5, 48, dtype=torch.float64)
+    found = layer._finish(out, own)
+    values = layer.v_proj(own).view(1, 5, -1, 6).repeat_interleave(8 // layer.config.num_key_value_heads, dim=2)
+    assert (found * values).sum(-1).abs().max() < 1e-12
+    assert not torch.allclose(found, out)
+    with pytest.raises(InputError, match="exclusive attention is self-attention; leave out context_size"):
+        ExclusiveAttention(48, 8, context_size=24)
+
+
+@pytest.mark.parametrize("name", WEIGHTINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weights_of_large_and_of_equal_scores_are_finite_and_hidden_keys_have_none(name, dtype):
+    scores = torch.tensor([[800.0, -900.0, 3.0], [0.0, 0.0, 0.0], [-5.0, -7.0, -800.0]], dtype=dtype)[None, None]
+    scores.requires_grad_()
+    visible = torch.tensor([[True, True, False], [True, True, True], [False, False, False]])[None, None]
+    weights = WEIGHTINGS[name](scores, visible)
+    assert weights.isfinite().all()
+    assert (weights[~visible] == 0).all()
+    (gradient,) = torch.autograd.grad(weights.square().sum(), scores)
+    assert gradient.isfinite().all()
 
 
 # ------------------------------------------------------------------------------------------ caches, padding, saving
@@ -273,7 +340,10 @@ def test_dex_on_a_pretrained_model_begins_as_that_model_and_learns(tiny_model):
     ("differential", {"head_norm": 1}, "head_norm must be true or false"),
     ("softmax", {"head_scale": True}, "head_scale needs attention_type=differential"),
     ("differential", {"sink_logits": True}, "sink_logits needs attention_type=softmax"),
-    ("differential_v2", {"num_noise_heads": 2}, "num_noise_heads needs attention_type=differential"),
+    ("softmax", {"num_noise_heads": 2}, "num_noise_heads must be left out in softmax, got 2"),
+    ("differential_v2", {"num_noise_heads": 2}, r"num_noise_heads \(2\) must be a multiple of the 4 value heads"),
+    ("differential_v2_across", {"num_noise_heads": 2, "num_key_value_heads": 2}, "num_noise_heads cannot be used"),
+    ("softpick", {"sink_logits": True}, "sink_logits needs attention_type=softmax"),
     ("differential", {"second_map": "add"}, "second_map must be one of subtracted, added, none, got 'add'"),
     ("softmax", {"second_map": "added"}, "second_map needs attention_type=differential, got softmax"),
     ("differential_v2", {"second_map": "none"}, "second_map needs attention_type=differential, got differential_v2"),

@@ -43,20 +43,31 @@ def formula(layer, x):
 
     def weights(query, i, group, sink=None):
         scores = [rotate(query, i) @ rotate(keys[j, group], j) / math.sqrt(width) for j in range(i + 1)]
-        row = torch.stack(scores).exp()
-        return row / (row.sum() + (0 if sink is None else sink.exp()))
+        row = torch.stack(scores)
+        if config.attention_type == "softpick":
+            return (row.exp() - 1).relu() / (row.exp() - 1).abs().sum()
+        if config.attention_type == "cog":
+            return row.sign() * row.abs().exp() / row.abs().exp().sum()
+        row = row.exp()
+        kept = 1 if config.attention_type == "softmax_one" else 0
+        return row / (row.sum() + (kept if sink is None else sink.exp()))
 
     def plain(head, i):
         group = head // (maps // groups)
         sink = state["sinks"][head] if config.sink_logits else None
-        return weights(asked[i, head], i, group, sink) @ values[: i + 1, group]
+        out = weights(asked[i, head], i, group, sink) @ values[: i + 1, group]
+        if config.attention_type == "exclusive":
+            own = values[i, group]
+            out = out - (out @ own) / (own @ own) * own
+        return out
+
+    def shared_noise(head):
+        share = maps // 2 // (config.num_noise_heads or maps // 2)  # heads that subtract the same second map
+        return (head // share) * (share + 1) + head % share, (head // share) * (share + 1) + share
 
     def v1(head, i):
         group = head // (maps // groups)
-        noise_heads = config.num_noise_heads or maps // 2
-        share = maps // 2 // noise_heads  # heads that subtract the same second map
-        first = (head // share) * (share + 1) + head % share
-        second = (head // share) * (share + 1) + share
+        first, second = shared_noise(head)
         lam = layer.lambda_init
         if config.second_map == "none":
             lam = 0.0
@@ -76,12 +87,15 @@ def formula(layer, x):
         else:
             lam = x[i] @ layer.lambda_proj.weight[head]
             lam = lam if config.lambda_form == "linear" else 1 / (1 + torch.exp(-lam))
-        across = config.attention_type == "differential_v2_across"
-        first, second = (head, head + heads) if across else (2 * head, 2 * head + 1)
-        return plain(first, i) - lam * plain(second, i)
+        if config.attention_type == "differential_v2_across":
+            return plain(head, i) - lam * plain(head + heads, i)
+        group = head // (heads // groups)
+        row = weights(asked[i, shared_noise(head)[0]], i, group)
+        return (row - lam * weights(asked[i, shared_noise(head)[1]], i, group)) @ values[: i + 1, group]
 
     form, heads = {
-        "softmax": (plain, maps), "differential": (v1, maps // 2), "differential_v2": (v2, maps // 2),
+        **dict.fromkeys(("softmax", "softmax_one", "softpick", "cog", "exclusive"), (plain, maps)),
+        "differential": (v1, maps // 2), "differential_v2": (v2, maps // 2),
         "differential_v2_across": (v2, maps // 2),
     }[config.attention_type]  # fmt: skip
     rows = []

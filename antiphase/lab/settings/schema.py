@@ -27,7 +27,10 @@ class ModelSettings:
     """``rnn`` and ``lstm`` use only hidden_size (states and embeddings), num_hidden_layers and tie_word_embeddings."""
     vocab_size: int | None = bounded(None, least=1)
     """Rows of the embeddings, at least as many as the tokenizer has tokens; None means as many."""
-    attention_type: Literal["softmax", "differential", "differential_v2", "differential_v2_across"] = "differential"
+    attention_type: Literal[
+        "softmax", "differential", "differential_v2", "differential_v2_across",
+        "softmax_one", "softpick", "cog", "exclusive",
+    ] = "differential"  # fmt: skip
     num_key_value_heads: int | None = None
     """Key maps per layer; None means ``num_attention_heads``, or half of it in V2."""
     head_dim: int | None = None

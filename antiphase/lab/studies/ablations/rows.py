@@ -69,6 +69,17 @@ def _grouped(model: ModelSettings) -> Changes:
     return {"attention_type": "differential", "num_noise_heads": noise, "num_key_value_heads": 2 * noise}
 
 
+def _grouped_v2(model: ModelSettings) -> Changes:
+    grouped = _grouped(model)
+    noise = grouped["num_noise_heads"]
+    return grouped | {"attention_type": "differential_v2", "num_key_value_heads": noise, "output_gate": True}
+
+
+def _kind(name: str) -> Arm:
+    """Softmax attention with another rule, of as many parameters."""
+    return lambda model: softmax()(model) | {"attention_type": name}
+
+
 ABLATIONS: dict[str, Ablation] = {
     "softmax": Ablation("softmax attention", softmax(), paper=(3.087, 0.898, 3.272)),
     "softmax-half-heads": Ablation(
@@ -108,6 +119,11 @@ ABLATIONS: dict[str, Ablation] = {
     "gated": Ablation("gated softmax (2505.06708)", softmax(output_gate=True), "softmax", equal=True),
     "sink-logits": Ablation("learned sink logits", softmax(sink_logits=True), "softmax", equal=True),
     "grouped": Ablation("grouped differential (2510.06949)", _grouped, "differential", equal=True),
+    "grouped-v2": Ablation("V2, grouped and gated (Motif-3's form)", _grouped_v2, "v2", equal=True),
+    "softmax-1": Ablation("softmax-1", _kind("softmax_one"), "softmax"),
+    "softpick": Ablation("softpick (2504.20966)", _kind("softpick"), "softmax"),
+    "cog": Ablation("Cog attention (2411.07176)", _kind("cog"), "softmax"),
+    "exclusive": Ablation("exclusive attention (2603.09078)", _kind("exclusive"), "softmax"),
 }  # fmt: skip
 """All rows, in the order of the table."""
 TABLE_6 = (
@@ -164,8 +180,9 @@ def ablation_preset(
 
 def _arm(preset: Preset, name: str) -> dict[str, Any]:
     changes = ABLATIONS[name].changes(preset.run.model)
-    kinds = {"softmax": "softmax", "differential": "differential"}
-    given = dotted(preset.compare.arms.get(kinds.get(changes["attention_type"], "differential_v2"), {}))
+    kind = changes["attention_type"]
+    arm = kind if kind == "differential" else "differential_v2" if kind in ("differential_v2", ACROSS) else "softmax"
+    given = dotted(preset.compare.arms.get(arm, {}))
     return given | {f"model.{field}": value for field, value in changes.items()}
 
 
