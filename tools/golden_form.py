@@ -23,6 +23,7 @@ MEASURED = re.compile(
 STEADY = (
     (r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\+00:00)?( UTC)?", "<time>"),
     (r"data:[\w/+.-]+;base64,[\w+/=]+", "<figure>"),
+    (r"\b[\d.,]+ (s|seconds|minutes|min)\)$", "<duration>)"),
     (r"^\S+: ([\d,]+ of [\d,]+, .*|about .* left)\n", ""),  # progress: which of it is printed depends on the clock
 )
 """What differs in texts between two runs, and what stands for it."""
@@ -98,12 +99,12 @@ def contents(path: Path) -> str:
 
 
 def unchanging(tree: Any, is_volatile: bool = False) -> Any:
-    """JSON with ``...`` for the values of ``VOLATILE`` that are there."""
+    """JSON with ``...`` for values of ``VOLATILE``."""
     if isinstance(tree, dict):
         return {key: unchanging(one, is_volatile or key in VOLATILE) for key, one in tree.items()}
     if isinstance(tree, list):
         return [unchanging(one, is_volatile) for one in tree]
-    return "..." if is_volatile and tree is not None else tree
+    return "..." if is_volatile else tree
 
 
 def form_of(printed: str, folder: Path) -> str:
