@@ -59,6 +59,9 @@ class AttentionStatistics:
     """(layers, B, maps): weight on sinks, mean over queries."""
     first_share: Tensor
     """(layers, B, maps): weight on the first token."""
+    unspent: Tensor
+    """(layers, B, maps): weight on no token, mean over queries: what a learned sink takes (gpt-oss) or softpick leaves;
+    0 in a softmax without one."""
     entropy: Tensor
     """(layers, B, maps): entropy of a query's weights in nats, mean over queries."""
     span_share: dict[str, Tensor]
@@ -244,6 +247,7 @@ class _Probe:
         yield "enough_queries", enough_queries(found.queries, last, alpha=self.alpha)
         yield "sink_share", _share(mass, marked)
         yield "first_share", _share(mass, torch.nn.functional.one_hot(first, real.shape[1]).bool())
+        yield "unspent", (1 - mass.sum(-1)).clamp(min=0)
         yield "entropy", pairing.by_map(found.maps.entropy)
         yield "top_logits", pairing.by_map(found.top_logits)
         if found.logit_histogram is not None and found.logit_powers is not None:
@@ -262,7 +266,7 @@ class _Probe:
     def found(self) -> AttentionStatistics:
         """The statistics of all layers that were seen."""
         every = {name: rows.all() for name, rows in self.rows.items() if rows.count == len(self.layers)}
-        fields = ("received", "sinks", "enough_queries", "sink_share", "first_share", "entropy", "top_logits")
+        fields = ("received", "sinks", "enough_queries", "sink_share", "first_share", "unspent", "entropy", "top_logits")
         differences = None
         if "differences.entropy" in every:
             differences = DifferenceStatistics(

@@ -127,7 +127,7 @@ def test_what_is_kept_of_layers_lies_in_one_storage(monkeypatch):
     monkeypatch.setattr(statistics._Probe, "__call__", counted)
     attention_statistics(model, **inputs_of("none"))
     assert storages == [storages[0]] * LAYERS
-    assert len(storages[0]) == 7
+    assert len(storages[0]) == 8
 
 
 def test_rows_grow_and_have_one_shape():

@@ -137,12 +137,17 @@ def test_what_would_drop_the_logits_or_the_weighting_is_refused(tiny_model, vari
         model(torch.tensor([[5, 9, 7]]))
 
 
-@pytest.mark.parametrize("variant", ["softmax-1", "softpick", "exclusive"])
+@pytest.mark.parametrize("variant", ["softmax", "sink logits", "softmax-1", "softpick", "exclusive"])
 def test_rivals_are_measured_by_the_maps_that_they_have(tiny_model, variant):
+    """And weight that goes to no token has a number of its own."""
     kind, fields = VARIANTS[variant]
     model, ids = tiny_model(kind, attn_implementation="eager", **fields), torch.tensor([[5, 9, 7, 11, 3]])
     maps = torch.stack(model(ids, output_attentions=True).attentions)
-    received = antiphase.attention_statistics(model, input_ids=ids).received
+    found = antiphase.attention_statistics(model, input_ids=ids)
+    unspent = 1 - maps.sum(-1).mean(-1)
+    assert (unspent.abs().max() > 0.1) == (variant in ("sink logits", "softmax-1", "softpick"))
+    torch.testing.assert_close(found.unspent, unspent, rtol=1e-4, atol=1e-6)
+    received = found.received
     counts = torch.arange(5, 0, -1)  # queries that see a key
     torch.testing.assert_close(received * counts, maps.sum(-2) * 1.0, rtol=1e-4, atol=1e-5)
 
