@@ -266,7 +266,16 @@ class _Probe:
     def found(self) -> AttentionStatistics:
         """The statistics of all layers that were seen."""
         every = {name: rows.all() for name, rows in self.rows.items() if rows.count == len(self.layers)}
-        fields = ("received", "sinks", "enough_queries", "sink_share", "first_share", "unspent", "entropy", "top_logits")
+        fields = (
+            "received",
+            "sinks",
+            "enough_queries",
+            "sink_share",
+            "first_share",
+            "unspent",
+            "entropy",
+            "top_logits",
+        )
         differences = None
         if "differences.entropy" in every:
             differences = DifferenceStatistics(

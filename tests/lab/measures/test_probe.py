@@ -25,7 +25,7 @@ from transformers import (
 
 from antiphase.attention.statistics import attention_statistics
 from antiphase.base.errors import InputError
-from antiphase.base.records import Record
+from antiphase.base.records import Record, finite
 from antiphase.lab.measures.probe import Probe, ProbeSettings, presentation
 from antiphase.lab.measures.probe import measure as module
 from antiphase.lab.measures.probe.measure import sinks_on_text
@@ -241,3 +241,18 @@ def test_a_model_of_images_is_refused_by_what_it_reads(refused, tmp_path, text_t
 def test_the_encoder_of_a_pair_has_an_embedding_for_every_word(refused, tmp_path, text_tokenizer, book):
     save(T5ForConditionalGeneration(T5Config(**{**SMALL_T5, "vocab_size": 40})), text_tokenizer, tmp_path / "model")
     refused("MODEL model: its tokenizer is another model's", "probe model --data", book, "--length 32 --output o")
+
+
+@pytest.mark.parametrize(("logit", "unspent"), [(60.0, 1.0), (-60.0, None)])
+def test_what_a_learned_sink_takes_is_a_column_of_its_own(tiny_model, logit, unspent):
+    model, ids = tiny_model("softmax", sink_logits=True), torch.randint(3, 61, (2, 9))
+    for layer in model.model.layers:
+        torch.nn.init.constant_(layer.self_attn.sinks, logit)
+    found = sinks_on_text(model, ids, str)
+    assert [row.unspent for row in (*found.layers, *found.heads)] == pytest.approx(
+        [unspent] * (len(found.layers) + len(found.heads))
+    )
+    record = Record(kind="probe", values=finite(found))
+    assert Probe.of(record) == found
+    for table in (presentation.layers(record), presentation.heads(record)):
+        assert ("on no token" in [column.name for column in table.columns]) == (unspent is not None)

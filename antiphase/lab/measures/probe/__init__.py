@@ -52,6 +52,8 @@ class Figures:
     """Entropy in nats."""
     top_logit: float | None
     """The largest |q·k| · scale."""
+    unspent: float | None = field(default=None, metadata=OPTIONAL)
+    """Weight of a query on no token, which a learned sink takes; None where maps are plain softmaxes."""
 
 
 @dataclass(frozen=True, kw_only=True)

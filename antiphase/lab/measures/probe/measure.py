@@ -124,6 +124,8 @@ def sinks_on_text(
             sums[name] = sums.get(name, torch.zeros_like(values)) + values
         report(min(start + size, count), count)
     means = {name: values / count for name, values in sums.items()}
+    if float(means["unspent"].max()) < ROUNDING:
+        del means["unspent"]
     by_layer = {name: values.mean(-1).tolist() for name, values in means.items() if name in _BY_HEAD}
     # Where also the last key is seen by many queries, maps without sinks give each key 1 / N
     lines = sink_baselines(length, alpha=alpha) if judged < length else SinkBaselines(local=0.0, uniform=0.0)
@@ -143,7 +145,7 @@ def sinks_on_text(
             for index, layer in enumerate(layers)
         ],
         heads=[
-            HeadFigures(layer=layer, head=head, **{name: float(means[name][index, head]) for name in _BY_HEAD})
+            HeadFigures(layer=layer, head=head, **{name: float(means[name][index, head]) for name in by_layer})
             for index, layer in enumerate(layers)
             for head in range(means["sinks"].shape[1])
         ],
@@ -162,7 +164,9 @@ def reader_of(model: PreTrainedModel) -> PreTrainedModel:
     return model.get_encoder() if is_encoder_decoder(model) else model
 
 
-_BY_HEAD = ("sinks", "sinks_enough_queries", "sink_share", "first_share", "entropy", "top_logit")
+_BY_HEAD = ("sinks", "sinks_enough_queries", "sink_share", "first_share", "entropy", "top_logit", "unspent")
+ROUNDING = 1e-4
+"""Weight on no token below which it is that of a softmax in half precision."""
 
 
 def _sums(found: AttentionStatistics, sinks: Tensor) -> dict[str, Tensor]:
@@ -180,6 +184,7 @@ def _sums(found: AttentionStatistics, sinks: Tensor) -> dict[str, Tensor]:
         "first_share": found.first_share.double().sum(1),
         "entropy": found.entropy.double().sum(1),
         "top_logit": found.top_logits[..., 0].double().sum(1),
+        "unspent": found.unspent.double().sum(1),
         "positions": positions,
         **{name: torch.tensor(value, dtype=torch.float64)
            for name, value in (("stays", stays), ("before", before), ("chance", chance))},

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from antiphase.base.records import Record
-from antiphase.lab.measures.probe import Figures, Probe
+from antiphase.lab.measures.probe import Probe
 from antiphase.lab.pages import tables
 from antiphase.lab.pages.plots import COLOURS, PERCENT, STYLE, visible
 from antiphase.lab.pages.presentation import Drawing, Presentation
@@ -22,7 +22,7 @@ MOST_BARS, MOST_LAYERS = 25, 12
 FIGURES = {
     "sinks": "Sinks|percent", "sinks_enough_queries": "Sinks that enough queries see|percent",
     "sink_share": "Weight on sinks|percent", "first_share": "on the first token|percent", "entropy": "Entropy|number",
-    "top_logit": "Top logit|number",
+    "top_logit": "Top logit|number", "unspent": "on no token|percent",
 }  # fmt: skip
 """Fields and their columns."""
 
@@ -105,19 +105,23 @@ def sink_tokens(found: Probe) -> Figure | None:
 @Probe.from_record
 def layers(found: Probe) -> Table | None:
     """Means over the maps of each layer."""
-    rows = [[row.layer, *_figures(row)] for row in found.layers]
-    return Table(title="Layers", columns=columns_of("Layer|integer", *FIGURES.values()), rows=rows)
+    names = _shown(found)
+    rows = [[row.layer, *(getattr(row, name) for name in names)] for row in found.layers]
+    return Table(title="Layers", columns=columns_of("Layer|integer", *names.values()), rows=rows)
 
 
 @Probe.from_record
 def heads(found: Probe) -> Table | None:
     """Each map of each layer."""
-    rows = [[row.layer, row.head, *_figures(row)] for row in found.heads]
-    return Table(title="Heads", columns=columns_of("Layer|integer", "Head|integer", *FIGURES.values()), rows=rows)
+    names = _shown(found)
+    rows = [[row.layer, row.head, *(getattr(row, name) for name in names)] for row in found.heads]
+    return Table(title="Heads", columns=columns_of("Layer|integer", "Head|integer", *names.values()), rows=rows)
 
 
-def _figures(row: Figures) -> list[float | None]:
-    return [getattr(row, name) for name in FIGURES]
+def _shown(found: Probe) -> dict[str, str]:
+    """``FIGURES``; weight on no token only where there is any."""
+    has_unspent = any(row.unspent is not None for row in found.layers)
+    return {name: column for name, column in FIGURES.items() if name != "unspent" or has_unspent}
 
 
 @Probe.from_record
