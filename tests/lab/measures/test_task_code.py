@@ -13,7 +13,7 @@ from lm_eval import utils
 from lm_eval.api import task as task_module
 from lm_eval.tasks import _yaml_loader
 
-from antiphase.lab.measures.harness import executing_code
+from antiphase.lab.measures.harness import HarnessSettings, executing_code
 from antiphase.lab.measures.harness import lm_eval_adapter as harness
 from antiphase.lab.measures.harness.executing_code import OWN, executes
 from antiphase.lab.measures.harness.lm_eval_adapter import TaskLibrary
@@ -227,3 +227,33 @@ def test_a_task_is_known_by_the_code_of_its_functions(folder):
     path = folder / "tasks" / "code.py"
     path.write_text(path.read_text().replace("return rows", "return rows.select(range(3))"))
     assert digest() != first
+
+
+def test_metadata_reach_tasks_that_are_made_for_a_length(folder):
+    """As RULER's, whose rows a function makes, for ``max_seq_lengths``."""
+    made = """
+from datasets import Dataset
+
+def made(max_seq_lengths, **more):
+    return {"test": Dataset.from_list([{"q": "x " * length, "answer": "yes"} for length in max_seq_lengths])}
+"""
+    (folder / "tasks" / "made.py").write_text(made)
+    write(folder, "custom_dataset: !function made.made\n", dataset_path="", dataset_kwargs=None)
+
+    def loaded(**metadata):
+        library = TaskLibrary(str(folder / "tasks"), defaults=False, trust_task_code=True, metadata=metadata)
+        return library.load("plain")
+
+    (one,) = loaded(max_seq_lengths=[5, 7])["tasks"].values()
+    assert [len(row["q"].split()) for row in one.eval_docs] == [5, 7]
+    assert harness.digest(loaded(max_seq_lengths=[5, 7])) != harness.digest(loaded(max_seq_lengths=[5, 8]))
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ("{'a': 1}", "--metadata is no JSON .*, got \"{'a': 1}\""),
+    ("[4096]", r"--metadata must be a JSON object, got '\[4096\]'"),
+    ("[" * 20_000, "--metadata is no JSON"),
+])  # fmt: skip
+def test_metadata_that_are_no_object_are_refused(given, said):
+    with pytest.raises(InputError, match=said):
+        HarnessSettings(names=["m"], metadata=given).check()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, shown
+from antiphase.base.files import one_line
 from antiphase.base.flags import argument, flag
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import DrawnSettings, chat_flag, seed_flag
@@ -33,6 +36,11 @@ class HarnessSettings(DrawnSettings):
     limit: float | None = flag("Number of rows of each task, or a share below 1.", default=None)
     batch_size: str = flag("Batch size, or auto.", default="8", alias="--batch_size")
     include_path: str | None = flag("Folder with your own tasks.", default=None, alias="--include_path")
+    metadata: str | None = flag(
+        "A JSON object for tasks that are made for a length, such as RULER's: "
+        '{"max_seq_lengths": [4096], "tokenizer": "MODEL"}.',
+        default=None,
+    )
     trust_task_code: bool = flag(
         "Run Python code that comes with tasks: functions, metrics, unsandboxed templates.", default=False
     )
@@ -54,8 +62,23 @@ class HarnessSettings(DrawnSettings):
             raise InputError(f"--batch-size must be a number from 1, or auto, got {self.batch_size!r}")
         if self.include_path is not None and not Path(self.include_path).is_dir():
             raise InputError(f"--include-path {self.include_path}: there is no such folder")
+        self.given_metadata()
         if importlib.util.find_spec("lm_eval") is None:
             raise InputError("lm-eval is not installed; run pip install 'antiphase[harness]'")
+
+    def given_metadata(self) -> dict[str, Any]:
+        """What ``metadata`` says; empty if nothing is given.
+
+        Raises:
+            InputError: it is no JSON object.
+        """
+        try:
+            found = json.loads(self.metadata or "{}")
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"--metadata is no JSON ({one_line(error)}), got {shown(self.metadata)}") from None
+        if not isinstance(found, dict):
+            raise InputError(f"--metadata must be a JSON object, got {shown(self.metadata)}")
+        return found
 
 
 SETTINGS = HarnessSettings

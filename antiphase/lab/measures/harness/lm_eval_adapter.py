@@ -52,13 +52,19 @@ class TaskLibrary:
     """The tasks of lm-eval, and those in a folder of the user."""
 
     def __init__(
-        self, include_path: str | None = None, *, defaults: bool = True, trust_task_code: bool = False
+        self,
+        include_path: str | None = None,
+        *,
+        defaults: bool = True,
+        trust_task_code: bool = False,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         """
         Args:
             include_path: folder with YAML files of tasks, which take precedence over lm-eval's own.
             defaults: whether to load lm-eval's own tasks; reading their thousands of files takes seconds.
             trust_task_code: whether Python code of tasks may run (``task_code``).
+            metadata: for every task, such as the lengths for which RULER's are made.
 
         Raises:
             InputError: a file in the folder is not YAML.
@@ -66,7 +72,9 @@ class TaskLibrary:
         self.trust_task_code = trust_task_code
         try:
             with task_code(trusted=trust_task_code):
-                self.manager = TaskManager(include_path=include_path, include_defaults=defaults)
+                self.manager = TaskManager(
+                    include_path=include_path, include_defaults=defaults, metadata=dict(metadata or {})
+                )
         except (yaml.YAMLError, OSError, ValueError) as error:
             raise InputError(f"--include-path {include_path}: {_line(error)}") from None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -66,6 +67,7 @@ def harness(
     num_fewshot: Sequence[int] = (0, 5),
     limit: float | None = None,
     include_path: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
     trust_task_code: bool = False,
     seed: int = 1234,
 ) -> Harness:
@@ -76,6 +78,7 @@ def harness(
         num_fewshot: numbers of examples before each prompt.
         limit: number of rows of each task, or a share below 1.
         include_path: folder with further tasks.
+        metadata: for tasks that are made for a length, such as RULER's ``max_seq_lengths`` and ``tokenizer``.
         trust_task_code: whether Python code that comes with tasks may run.
         seed: seed for drawing examples.
 
@@ -86,7 +89,7 @@ def harness(
     name = wrap_model(model, tokenizer).name
     request = HarnessSettings(
         names=[name], tasks=tasks, num_fewshot=num_fewshot, limit=limit, include_path=include_path,
-        trust_task_code=trust_task_code, seed=seed,
+        metadata=None if metadata is None else json.dumps(metadata), trust_task_code=trust_task_code, seed=seed,
     )  # fmt: skip
     request.check()
     from antiphase.lab.measures.harness.lm_eval_adapter import VERSION, ProjectLM
@@ -113,11 +116,12 @@ def check_tasks(request: HarnessSettings) -> None:
 def _library(request: HarnessSettings) -> TaskLibrary:
     from antiphase.lab.measures.harness.lm_eval_adapter import TaskLibrary
 
+    given: dict[str, Any] = {"trust_task_code": request.trust_task_code, "metadata": request.given_metadata()}
     if request.include_path is not None:
-        own = TaskLibrary(request.include_path, defaults=False, trust_task_code=request.trust_task_code)
+        own = TaskLibrary(request.include_path, defaults=False, **given)
         if set(request.tasks) <= set(own.manager.all_subtasks):
             return own
-    return TaskLibrary(request.include_path, trust_task_code=request.trust_task_code)
+    return TaskLibrary(request.include_path, **given)
 
 
 def _rows(
