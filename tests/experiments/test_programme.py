@@ -4,8 +4,12 @@ import json
 
 import numpy
 import pytest
+import yaml
 
+from antiphase.lab.settings.arms import ARMS
+from antiphase.lab.settings.presets import load_preset
 from experiments import programme, programme_runs
+from support.paths import ROOT
 
 STUDIES = {
     "x/rates": {"chosen_by": "steps"},
@@ -128,3 +132,16 @@ def test_the_rate_is_of_whoever_learns_soonest_and_of_the_loss_where_nobody_alwa
     assert (best("S", planted), best("G", planted)) == (4, 2)
     with pytest.raises(programme_runs.InputError, match="the best rate of z/rates, 4, is at the edge"):
         best("S", [line for line in planted if line["rate"] != 8])
+
+
+def test_every_study_has_a_base_arms_that_fit_it_and_runs_that_have_a_claim():
+    for name, study in yaml.safe_load(programme_runs.STUDIES.read_text("utf-8")).items():
+        base = study["base"]
+        model = load_preset(str(ROOT / base) if base.endswith(".yaml") else base).run.model
+        for arm in study["arms"]:
+            parameters = ARMS[arm](model)
+            assert parameters["attention_type"], (name, arm)
+        if name.endswith("/runs"):
+            assert study["rates_from"] == name.replace("runs", "rates")
+            claim = json.loads((ROOT / "records/programme" / name.partition("/")[0] / "claim.json").read_text("utf-8"))
+            assert set(claim["primary"]["contrast"]) <= {*study["arms"]}

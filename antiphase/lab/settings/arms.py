@@ -52,6 +52,20 @@ def half_the_heads(**more: Any) -> Arm:
     return changes
 
 
+def rival(kind: str) -> Arm:
+    """Softmax attention with another rule, of as many parameters."""
+    return lambda model: softmax()(model) | {"attention_type": kind}
+
+
+def grouped_v2(model: ModelSettings) -> Changes:
+    """V2 whose heads share second maps in pairs, with a gate: the small form of Motif-3's attention."""
+    noise = model.num_attention_heads // 4
+    return {
+        "attention_type": "differential_v2", "num_noise_heads": noise, "num_key_value_heads": noise,
+        "head_dim": map_width(model), "output_gate": True,
+    }  # fmt: skip
+
+
 def _v2(model: ModelSettings) -> Changes:
     return {"attention_type": "differential_v2", "num_key_value_heads": None, "head_dim": map_width(model)}
 
@@ -77,5 +91,10 @@ ARMS: dict[str, Arm] = {
     "V1n": differential(head_norm=False),
     "V2": _v2,
     "G": _gated,
+    "GD": grouped_v2,
+    "S1": rival("softmax_one"),
+    "SP": rival("softpick"),
+    "C": rival("cog"),
+    "X": rival("exclusive"),
 }
 """The named arms."""

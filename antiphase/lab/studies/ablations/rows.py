@@ -10,7 +10,16 @@ import torch
 
 from antiphase.base.errors import InputError, nearest
 from antiphase.base.typed import dotted
-from antiphase.lab.settings.arms import Arm, Changes, differential, half_the_heads, map_width, softmax
+from antiphase.lab.settings.arms import (
+    Arm,
+    Changes,
+    differential,
+    grouped_v2,
+    half_the_heads,
+    map_width,
+    rival,
+    softmax,
+)
 from antiphase.lab.settings.presets import ModelSettings, Preset, RunSettings, arm_run
 from antiphase.layers.registry import ACROSS
 from antiphase.models.configuration import AntiphaseConfig
@@ -69,17 +78,6 @@ def _grouped(model: ModelSettings) -> Changes:
     return {"attention_type": "differential", "num_noise_heads": noise, "num_key_value_heads": 2 * noise}
 
 
-def _grouped_v2(model: ModelSettings) -> Changes:
-    grouped = _grouped(model)
-    noise = grouped["num_noise_heads"]
-    return grouped | {"attention_type": "differential_v2", "num_key_value_heads": noise, "output_gate": True}
-
-
-def _kind(name: str) -> Arm:
-    """Softmax attention with another rule, of as many parameters."""
-    return lambda model: softmax()(model) | {"attention_type": name}
-
-
 ABLATIONS: dict[str, Ablation] = {
     "softmax": Ablation("softmax attention", softmax(), paper=(3.087, 0.898, 3.272)),
     "softmax-half-heads": Ablation(
@@ -119,11 +117,11 @@ ABLATIONS: dict[str, Ablation] = {
     "gated": Ablation("gated softmax (2505.06708)", softmax(output_gate=True), "softmax", equal=True),
     "sink-logits": Ablation("learned sink logits", softmax(sink_logits=True), "softmax", equal=True),
     "grouped": Ablation("grouped differential (2510.06949)", _grouped, "differential", equal=True),
-    "grouped-v2": Ablation("V2, grouped and gated (Motif-3's form)", _grouped_v2, "v2", equal=True),
-    "softmax-1": Ablation("softmax-1", _kind("softmax_one"), "softmax"),
-    "softpick": Ablation("softpick (2504.20966)", _kind("softpick"), "softmax"),
-    "cog": Ablation("Cog attention (2411.07176)", _kind("cog"), "softmax"),
-    "exclusive": Ablation("exclusive attention (2603.09078)", _kind("exclusive"), "softmax"),
+    "grouped-v2": Ablation("V2, grouped and gated (Motif-3's form)", grouped_v2, "v2", equal=True),
+    "softmax-1": Ablation("softmax-1", rival("softmax_one"), "softmax"),
+    "softpick": Ablation("softpick (2504.20966)", rival("softpick"), "softmax"),
+    "cog": Ablation("Cog attention (2411.07176)", rival("cog"), "softmax"),
+    "exclusive": Ablation("exclusive attention (2603.09078)", rival("exclusive"), "softmax"),
 }  # fmt: skip
 """All rows, in the order of the table."""
 TABLE_6 = (
