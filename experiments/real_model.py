@@ -240,7 +240,7 @@ def write_tasks(data: Path, output: Path) -> None:
         (output / f"{name}.yaml").write_text(yaml.safe_dump({**tree, **placed}), encoding="utf-8")
     (output / LM_EVAL).mkdir(exist_ok=True)
     for name, (file, words, prompt) in LM_EVAL_TASKS.items():
-        examples = read_examples([str(data / "classification" / file)], flag="--data")
+        examples = read_examples([str(data / "classification" / file)], field="data")
         order = torch.randperm(len(examples), generator=keyed_generator(0, "lm-eval", name)).tolist()
         rows = [{"text": examples[index].text, "label": list(words).index(examples[index].label)} for index in order]
         for part, of_part in (("train", rows[:200]), ("test", rows[200:])):

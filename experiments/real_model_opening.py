@@ -39,7 +39,7 @@ def main() -> None:
     started, loaded, console = time.perf_counter(), load_model(given.model), Console(highlight=False)
     if opening_of_text(loaded.tokenizer):
         parser.error(f"the tokenizer of {given.model} opens texts itself")
-    texts = list(documents(given.data, flag="--data"))
+    texts = list(documents(given.data, field="data"))
     rows = []
     for name, token in (("none", ""), ("bos", loaded.tokenizer.bos_token), ("eos", loaded.tokenizer.eos_token)):
         loaded.tokenizer.init_kwargs[PAGE_OPENING] = token

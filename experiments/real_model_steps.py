@@ -72,7 +72,7 @@ def main() -> None:
     kept = sorted(chosen.study.glob(f"{PLAIN}-seed*/run.yaml"))
     if not kept:
         parser.error(f"{chosen.study} is no folder of a study of antiphase upcycle")
-    run = kept_run(kept[0], flag="study")
+    run = kept_run(kept[0], field="study")
     forms = {
         name: Stepper(chosen.study / "start" / start, replace(run.training, trained=trained))
         for name, (start, trained) in FORMS.items()

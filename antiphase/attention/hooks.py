@@ -27,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from antiphase.attention.calls import AttentionCall, AttentionKind, kind_of
 from antiphase.attention.forward_pass import ForwardPass, SequenceState, begin_pass, follow, release
 from antiphase.attention.interface import INSIDE, REPLACEMENT_PREFIX, differential_function, heads_inside
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.layers.functions import AttentionFunction, is_differential
 
 _NUMBERS = count()
@@ -119,8 +119,8 @@ def refuse_encoder_decoder(model: PreTrainedModel) -> None:
     if is_encoder_decoder(model):
         raise InputError(
             f"attention of a {model.config.model_type} model cannot be measured or changed as a whole, because "
-            "encoder and decoder use the same layer numbers; measure model.get_encoder(), or use attention_maps "
-            "(antiphase look)"
+            "encoder and decoder use the same layer numbers",
+            "measure model.get_encoder(), or use attention_maps (antiphase look)",
         )
 
 
@@ -311,8 +311,8 @@ class _Passes:
         silent = sorted(self.expected - set(self.here.now.layers))
         if silent:
             raise InputError(
-                f"layer {silent[0]} of {self.name} has no attention that could be changed; remove it from the plan "
-                "(--layers of a search or study)"
+                f"layer {silent[0]} of {self.name} has no attention that could be changed",
+                f"remove it from the plan ({named('layers')} of a search or study)",
             )
         parts = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
         for cache in parts:

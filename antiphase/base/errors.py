@@ -1,5 +1,8 @@
-"""Errors that the command line reports in one sentence: unusable input, and runs that diverged or were stopped; and how
+"""Errors that are reported in one sentence: unusable input, as data, and runs that diverged or were stopped; and how
 text of strangers is shown in sentences and terminals.
+
+Fields have Python's names here. A text mentions one through ``named``, which marks it, so that who shows the text can
+name it otherwise: the command line has flags (``cli/naming.py``).
 """
 
 from __future__ import annotations
@@ -8,8 +11,9 @@ import difflib
 import re
 import reprlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 DIVERGED = 3
@@ -23,8 +27,102 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2
 marks of direction, separators of lines, halves of pairs."""
 
 
+_MARK = re.compile("\ufdd0([^\ufdd0-\ufdd2]*)(?:\ufdd2([^\ufdd0-\ufdd2]*))?\ufdd1")
+"""A field in a text, and what was given for it, between characters that Unicode keeps free for such uses."""
+_HEAD = re.compile(f"{_MARK.pattern}(?:: |(?=[ ,]))")
+_naming: Callable[[str], str] = str
+
+
+def named(field: str, path: str | Path | None = None) -> str:
+    """A field in the text of an error, and the path or name that was given for it, or nothing where there is no field.
+
+    Args:
+        field: an argument's name, or that of a setting in a file, which no naming changes: ``training.start_from``,
+            or ``.data`` if it stands in no section.
+    """
+    given = "" if path is None else "\ufdd2" + re.sub("[\ufdd0-\ufdd2]", "\ufffd", str(path))
+    return f"\ufdd0{field}{given}\ufdd1"
+
+
+def worded(text: str) -> str:
+    """A text with its fields as they are named where it is shown."""
+    return _MARK.sub(lambda found: _place(found[1], found[2]), text)
+
+
+def _place(field: str | None, path: str | None) -> str:
+    known = [] if not field else [field.removeprefix(".") if "." in field else _naming(field)]
+    return " ".join(known if path is None else [*known, path])
+
+
+def _sentence(head: str, problem: str, remedy: str) -> str:
+    continued = problem if not head or problem[:1] in (" ", ",", "") else f": {problem}"
+    return f"{head}{continued}{remedy and f'; {remedy}'}".lstrip(" ")
+
+
+@contextmanager
+def naming_fields(naming: Callable[[str], str]) -> Iterator[None]:
+    """Have ``naming`` say how errors name their fields: all of this process, also those that were raised before."""
+    global _naming
+    before, _naming = _naming, naming
+    try:
+        yield
+    finally:
+        _naming = before
+
+
 class InputError(ValueError):
-    """Input that cannot be used. The message is one sentence that names the flag or field and the remedy."""
+    """Input that cannot be used. As text it is one sentence: ``FIELD PATH: problem; remedy``."""
+
+    field: str | None
+    """The argument or setting that gave the input, by its name in Python."""
+    path: str | None
+    """The file, folder or name that was given."""
+
+    def __init__(
+        self, problem: str, remedy: str = "", *, field: str | None = None, path: str | Path | None = None
+    ) -> None:
+        """
+        Args:
+            problem: what is wrong. One that begins with a space or a comma continues the path without a colon; one that
+                begins with ``named(field, path)`` says both.
+            remedy: what to do, if it is said.
+        """
+        super().__init__(problem, remedy)
+        if field is None and path is None and (found := _HEAD.match(problem)):
+            field, path, problem = found[1] or None, found[2], problem[found.end() :]
+        self.field, self.path = field, None if path is None else str(path)
+        self._texts = problem, remedy
+
+    @property
+    def problem(self) -> str:
+        """What is wrong."""
+        return worded(self._texts[0])
+
+    @property
+    def remedy(self) -> str:
+        """What to do; empty if that is not said."""
+        return worded(self._texts[1])
+
+    @property
+    def marked(self) -> str:
+        """The sentence as part of another error's: its fields are still marked."""
+        return _sentence("" if self.field is self.path is None else named(self.field or "", self.path), *self._texts)
+
+    def __str__(self) -> str:
+        return _sentence(_place(self.field, self.path), self.problem, self.remedy)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
+    def rewrite(self, change: Callable[[str], str]) -> None:
+        """Change the texts, in which fields are marked."""
+        problem, remedy = self._texts
+        self._texts = change(problem), change(remedy)
+
+    def rename(self, fields: Mapping[str, str]) -> None:
+        """Give fields other names, wherever the error mentions them."""
+        self.rewrite(lambda text: _MARK.sub(lambda found: named(fields.get(found[1], found[1]), found[2]), text))
+        self.field = fields.get(self.field, self.field) if self.field else None
 
 
 class NonFiniteError(ValueError, ArithmeticError):
@@ -84,14 +182,22 @@ def is_lack_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def naming(words: Mapping[str, str]) -> Iterator[None]:
-    """Rename fields in error messages to the names that the user set: a flag, or another field."""
+def renamed(fields: Mapping[str, str]) -> Iterator[None]:
+    """Give fields of errors the names under which this caller was given them."""
     try:
         yield
     except InputError as error:
-        pattern = r"(?<![\w./-])(" + "|".join(map(re.escape, words)) + r")(?![\w/-]|\.\w)"
-        message = re.sub(pattern, lambda found: words[found[1]], str(error)) if words else str(error)
-        raise InputError(message) from None
+        error.rename(fields)
+        raise
+
+
+@contextmanager
+def within(field: str, path: str | Path) -> Iterator[None]:
+    """Errors of what a file holds, as errors of this file: ``FIELD PATH: FIELD PATH: problem; remedy``."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(error.marked, field=field, path=path) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,6 +1,6 @@
 """Files that a person names: their bytes, text, JSON and YAML, or one sentence on what is wrong with which file.
 
-Text is UTF-8, a byte order mark before it is dropped. ``flag``: what the file was given with, or nothing, for messages.
+Text is UTF-8, a byte order mark before it is dropped. ``field``: the argument that gave the file, or nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]  # typeshed has it for 3.12
@@ -34,38 +34,31 @@ MOST_UNPACKED, SMALL = 200, 1 << 26
 """Bytes that a byte of a compressed file may become, if they are more than ``SMALL``; text becomes four, or ten."""
 
 
-def place_of(path: str | Path, flag: str) -> str:
-    """A file as messages name it."""
-    return f"{flag} {path}".lstrip()
-
-
 @contextmanager
-def reading(path: str | Path, flag: str, remedy: str = "check the path") -> Iterator[None]:
+def reading(path: str | Path, field: str, remedy: str = "check the path") -> Iterator[None]:
     """Errors of the file system and of the compression, as input errors that name the file."""
-    place = place_of(path, flag)
+    place = named(field, path)
     real = Path(os.path.realpath(path))  # the shell's own pipes, as of <(...), have no place in the file system
     if real.is_fifo() or real.is_char_device():
         raise InputError(
-            f"{place}: this is a named pipe or a device, which may never end; save what it gives to a file first"
+            f"{place}: this is a named pipe or a device, which may never end", "save what it gives to a file first"
         )
     try:
         yield
     except FileNotFoundError:
         link = Path(path).is_symlink()
-        raise InputError(
-            f"{place}: {'the link leads nowhere' if link else 'there is no such file'}; {remedy}"
-        ) from None
+        raise InputError(f"{place}: {'the link leads nowhere' if link else 'there is no such file'}", remedy) from None
     except IsADirectoryError:
-        raise InputError(f"{place}: this is a folder; {remedy}") from None
+        raise InputError(f"{place}: this is a folder", remedy) from None
     except PermissionError as error:
-        raise InputError(f"{place}: the file cannot be read ({error.strerror}); check its permissions") from None
+        raise InputError(f"{place}: the file cannot be read ({error.strerror})", "check its permissions") from None
     except _BombError:
-        raise unpacks_to_too_much(path, flag) from None
+        raise unpacks_to_too_much(path, field) from None
     except (gzip.BadGzipFile, zlib.error, EOFError):
-        raise InputError(f"{place}: this is not a whole gzip file; compress it again") from None
+        raise InputError(f"{place}: this is not a whole gzip file", "compress it again") from None
     except OSError as error:
         reason = one_line(error.strerror or str(error))
-        raise InputError(f"{place}: the file cannot be read ({reason}); check that it is whole") from None
+        raise InputError(f"{place}: the file cannot be read ({reason})", "check that it is whole") from None
 
 
 def most_unpacked(path: str | Path) -> int:
@@ -73,11 +66,11 @@ def most_unpacked(path: str | Path) -> int:
     return max(SMALL, MOST_UNPACKED * os.path.getsize(path))
 
 
-def unpacks_to_too_much(path: str | Path, flag: str) -> InputError:
+def unpacks_to_too_much(path: str | Path, field: str) -> InputError:
     """The error for a compressed file with more content than that."""
     return InputError(
-        f"{place_of(path, flag)}: it unpacks to more than {MOST_UNPACKED} times its size, which no text does; unpack "
-        "it yourself if that is meant"
+        f"{named(field, path)}: it unpacks to more than {MOST_UNPACKED} times its size, which no text does",
+        "unpack it yourself if that is meant",
     )
 
 
@@ -124,7 +117,7 @@ class _Unpacked(io.RawIOBase):
 
 
 def decode(
-    content: bytes, path: str | Path, flag: str, *, start: int = 0, line: int | None = 1, encoding: str = "utf-8"
+    content: bytes, path: str | Path, field: str, *, start: int = 0, line: int | None = 1, encoding: str = "utf-8"
 ) -> str:
     """``content`` as text; ``start`` is its first byte's position in the file, ``line`` its line, for the message.
 
@@ -136,14 +129,14 @@ def decode(
         before = content.count(b"\n", 0, error.start)
         known = "" if line is None else f", line {line + before}"
         raise InputError(
-            f"{place_of(path, flag)}{known}: the text is not UTF-8 at byte "
+            f"{named(field, path)}{known}: the text is not UTF-8 at byte "
             f"{start + error.start} of the file (0x{content[error.start]:02x}); save it as UTF-8"
         ) from None
 
 
-def is_utf8(path: str | Path, flag: str) -> bool:
+def is_utf8(path: str | Path, field: str) -> bool:
     """Whether a file of text is UTF-8."""
-    with reading(path, flag), open_file(path) as file:
+    with reading(path, field), open_file(path) as file:
         try:
             file.read().decode("utf-8")
         except UnicodeDecodeError:
@@ -152,7 +145,7 @@ def is_utf8(path: str | Path, flag: str) -> bool:
 
 
 def lines(
-    path: str | Path, flag: str, *, encoding: str = "utf-8", start: int = 0, end: int | None = None, first: int = 1
+    path: str | Path, field: str, *, encoding: str = "utf-8", start: int = 0, end: int | None = None, first: int = 1
 ) -> Iterator[str]:
     """Lines with their ends, which are ``\n`` only: binary files break nowhere else.
 
@@ -161,48 +154,49 @@ def lines(
         first: the number of the first line in the file, for messages.
     """
     position = start
-    with reading(path, flag), open_file(path) as file:
+    with reading(path, field), open_file(path) as file:
         if start:  # compressed files, which cannot be cut, cannot seek either
             file.seek(start)
         for number, line in enumerate(file, start=first):
             content = line.removeprefix(BYTE_ORDER_MARK) if position == 0 else line
             begin = position + len(line) - len(content)
-            yield decode(content, path, flag, start=begin, line=number, encoding=encoding)
+            yield decode(content, path, field, start=begin, line=number, encoding=encoding)
             position += len(line)
             if position == end:
                 return
-    _check_end(path, flag, position, end)
+    _check_end(path, field, position, end)
 
 
-def whole_text(path: str | Path, flag: str, *, start: int = 0, end: int | None = None) -> str:
+def whole_text(path: str | Path, field: str, *, start: int = 0, end: int | None = None) -> str:
     """A file of plain text; a byte order mark and a ``\r`` before ``\n`` are dropped.
 
     Args:
         start, end: bytes of the file to read, between two characters; only of files that are not compressed.
     """
-    with reading(path, flag), open_file(path) as file:
+    with reading(path, field), open_file(path) as file:
         if start:  # compressed files, which cannot be cut, cannot seek either
             file.seek(start)
         content = file.read() if end is None else file.read(end - start)
-    _check_end(path, flag, start + len(content), end)
+    _check_end(path, field, start + len(content), end)
     if start == 0:
-        return _text(content, path, flag)
-    return decode(content, path, flag, start=start, line=None).replace("\r\n", "\n")
+        return _text(content, path, field)
+    return decode(content, path, field, start=start, line=None).replace("\r\n", "\n")
 
 
-def _check_end(path: str | Path, flag: str, position: int, end: int | None) -> None:
+def _check_end(path: str | Path, field: str, position: int, end: int | None) -> None:
     """
     Raises:
         InputError: a part of a file should end elsewhere.
     """
     if end is not None and position != end:
         raise InputError(
-            f"{place_of(path, flag)}: the file ends early, or has changed while it was read (byte {position} instead "
-            f"of {end}); restore it, then repeat the command"
+            f"{named(field, path)}: the file ends early, or has changed while it was read (byte {position} instead of "
+            f"{end})",
+            "restore it, then repeat the command",
         )
 
 
-def read_text(path: str | Path, flag: str, remedy: str) -> str:
+def read_text(path: str | Path, field: str, remedy: str) -> str:
     """A small file of text that holds something.
 
     Args:
@@ -211,47 +205,47 @@ def read_text(path: str | Path, flag: str, remedy: str) -> str:
     Raises:
         InputError: it cannot be read, or is not UTF-8.
     """
-    return _whole(path, flag, remedy, LARGEST)
+    return _whole(path, field, remedy, LARGEST)
 
 
-def _whole(path: str | Path, flag: str, remedy: str, largest: int) -> str:
-    with reading(path, flag, remedy), open(path, "rb") as file:
+def _whole(path: str | Path, field: str, remedy: str, largest: int) -> str:
+    with reading(path, field, remedy), open(path, "rb") as file:
         content = file.read(largest + 1)
-    return _checked(content, path, flag, remedy, largest)
+    return _checked(content, path, field, remedy, largest)
 
 
-def text_of_input(flag: str, remedy: str) -> str:
+def text_of_input(field: str, remedy: str) -> str:
     """The text of the standard input.
 
     Raises:
         InputError: it is empty or too large, or not UTF-8.
     """
-    return _checked(sys.stdin.buffer.read(LARGEST + 1), "-", flag, remedy, LARGEST)
+    return _checked(sys.stdin.buffer.read(LARGEST + 1), "-", field, remedy, LARGEST)
 
 
-def _checked(content: bytes, path: str | Path, flag: str, remedy: str, largest: int) -> str:
+def _checked(content: bytes, path: str | Path, field: str, remedy: str, largest: int) -> str:
     if len(content) > largest:
-        raise InputError(f"{place_of(path, flag)}: the file is larger than {largest >> 20} MiB; {remedy}")
-    text = _text(content, path, flag)
+        raise InputError(f"the file is larger than {largest >> 20} MiB", remedy, field=field, path=path)
+    text = _text(content, path, field)
     if not text.strip():
-        raise InputError(f"{place_of(path, flag)}: the file is empty; {remedy}")
+        raise InputError("the file is empty", remedy, field=field, path=path)
     return text
 
 
-def _text(content: bytes, path: str | Path, flag: str) -> str:
+def _text(content: bytes, path: str | Path, field: str) -> str:
     body = content.removeprefix(BYTE_ORDER_MARK)
-    return decode(body, path, flag, start=len(content) - len(body)).replace("\r\n", "\n")
+    return decode(body, path, field, start=len(content) - len(body)).replace("\r\n", "\n")
 
 
-def read_json(path: str | Path, flag: str, remedy: str) -> dict[str, Any]:
+def read_json(path: str | Path, field: str, remedy: str) -> dict[str, Any]:
     """A file that holds one JSON object.
 
     Raises:
         InputError: as ``read_text``; or it holds something else.
     """
-    tree = parse_json(read_text(path, flag, remedy), place_of(path, flag), remedy)
+    tree = parse_json(read_text(path, field, remedy), named(field, path), remedy)
     if not isinstance(tree, dict):
-        raise InputError(f"{place_of(path, flag)}: this is not a JSON object; {remedy}")
+        raise InputError("this is not a JSON object", remedy, field=field, path=path)
     return tree
 
 
@@ -267,19 +261,19 @@ def parse_json(text: str, place: str, remedy: str) -> Any:
         reason = str(error)
         if isinstance(error, json.JSONDecodeError):
             reason = error.msg if "\n" not in text.rstrip("\n") else f"{error.msg}, line {error.lineno}"
-        raise InputError(f"{place}: this is not JSON ({reason}); {remedy}") from None
+        raise InputError(f"{place}: this is not JSON ({reason})", remedy) from None
 
 
-def read_yaml(path: str | Path, flag: str, remedy: str) -> dict[str, Any]:
+def read_yaml(path: str | Path, field: str, remedy: str) -> dict[str, Any]:
     """A file that holds one YAML mapping.
 
     Raises:
         InputError: as ``read_text``; or it holds something else.
     """
-    text = _whole(path, flag, remedy, min(LARGEST, LARGEST_YAML))
-    tree = parse_yaml(text, place_of(path, flag), remedy)
+    text = _whole(path, field, remedy, min(LARGEST, LARGEST_YAML))
+    tree = parse_yaml(text, named(field, path), remedy)
     if not isinstance(tree, dict) or not tree:
-        raise InputError(f"{place_of(path, flag)}: this is not a YAML mapping; {remedy}")
+        raise InputError("this is not a YAML mapping", remedy, field=field, path=path)
     return tree
 
 
@@ -302,7 +296,7 @@ def parse_yaml(text: str, place: str, remedy: str) -> Any:
         reason = one_line(error)
         if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
             reason = f"{one_line(error.problem)}, line {error.problem_mark.line + 1}"
-        raise InputError(f"{place}: this is not valid YAML ({reason}); {remedy}") from None
+        raise InputError(f"{place}: this is not valid YAML ({reason})", remedy) from None
 
 
 def _values_of(node: yaml.Node | None, known: dict[int, float]) -> float:

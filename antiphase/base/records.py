@@ -25,7 +25,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.files import one_line, read_json, reading
 
 if TYPE_CHECKING:
@@ -125,25 +125,24 @@ class Record:
         path = Path(path)
         if path.is_dir():
             path = path / "record.json"
+        refused = functools.partial(InputError, path=path)
         tree = read_json(path, "", "give a record of antiphase, or the folder that holds one")
         if not {"kind", "values", "format"} <= tree.keys():
-            raise InputError(f"{path} is not a record of antiphase: it lacks kind, values or format; {GIVE_A_RUN}")
+            raise refused(" is not a record of antiphase: it lacks kind, values or format", GIVE_A_RUN)
         kinds = {"kind": str, "values": dict, "format": int, "config": dict, "seeds": list, "environment": dict}
         wrong = [name for name, kind in kinds.items() if not isinstance(tree.get(name, kind()), kind)]
         if wrong:
-            raise InputError(f"{path} is not a record of antiphase: {wrong[0]} is not what it should be; {GIVE_A_RUN}")
+            raise refused(f" is not a record of antiphase: {wrong[0]} is not what it should be", GIVE_A_RUN)
         if tree["format"] > FORMAT:
-            raise InputError(
-                f"{path} has record format {tree['format']}; this version reads up to {FORMAT}; update antiphase"
+            raise refused(
+                f" has record format {tree['format']}", f"this version reads up to {FORMAT}; update antiphase"
             )
         if (checksum := tree.pop(CHECKSUM, None)) is not None and not _has_checksum(tree, checksum):
-            raise InputError(
-                f"{path} was changed after it was written; restore it, or remove its last line, {CHECKSUM}"
-            )
+            raise refused(" was changed after it was written", f"restore it, or remove its last line, {CHECKSUM}")
         if is_resumed and BELONGS not in tree:
-            raise InputError(
-                f"{path} does not say which work it belongs to, as records of earlier versions do not; remove it and "
-                "repeat the command with --resume"
+            raise refused(
+                " does not say which work it belongs to, as records of earlier versions do not",
+                f"remove it and repeat the command with {named('resume')}",
             )
         _check_place(path, tree.get(BELONGS))
         known = {key: tree[key] for key in cls.__dataclass_fields__ if key in tree}
@@ -159,12 +158,12 @@ class Record:
                 digest = hashlib.sha256(content).hexdigest()
                 if digest != tree.get(ARRAYS_CHECKSUM, digest):
                     raise InputError(
-                        f"{arrays} holds other arrays than {path.name} was written with; restore both files"
+                        f" holds other arrays than {path.name} was written with", "restore both files", path=arrays
                     )
                 record.arrays = load(content)
             except SafetensorError as error:
                 raise InputError(
-                    f"{arrays}: these are not the arrays of a record ({one_line(error)}); restore the file"
+                    f"these are not the arrays of a record ({one_line(error)})", "restore the file", path=arrays
                 ) from None
         return record
 
@@ -198,8 +197,8 @@ def _check_place(path: Path, belongs: Any) -> None:
     kept = belongs if isinstance(belongs, dict) else {}
     if other := [name for name, digest in identity(path.parent).items() if kept.get(name) != digest]:
         raise InputError(
-            f"{path} is the record of other work than {other[0]} beside it tells of; restore it, or remove it and "
-            "repeat the command with --resume"
+            f"{named('', path)} is the record of other work than {other[0]} beside it tells of",
+            f"restore it, or remove it and repeat the command with {named('resume')}",
         )
 
 

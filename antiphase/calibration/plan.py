@@ -85,29 +85,31 @@ class CalibrationPlan:
         Raises:
             InputError: the file is missing or is not a plan.
         """
-        tree = read_json(path, "--plan", "give a plan that antiphase calibrate search wrote")
+        tree = read_json(path, "plan", "give a plan that antiphase calibrate search wrote")
         if "heads" not in tree or tree.pop("format", None) != FORMAT:
-            raise InputError(f"--plan {path}: this is not a calibration plan of format {FORMAT}")
+            raise InputError(f"this is not a calibration plan of format {FORMAT}", field="plan", path=path)
         fields = set(cls.__dataclass_fields__)
         for name in tree:
             if name not in fields:
-                raise InputError(f"--plan {path}: unknown field '{name}'{nearest(name, fields)}")
+                raise InputError(f"unknown field '{name}'{nearest(name, fields)}", field="plan", path=path)
         for name in ("heads", "scores", "fingerprint"):
             is_none = name == "fingerprint" and tree.get(name) is None
             if not is_none and not isinstance(tree.get(name, {}), dict):
-                raise InputError(f"--plan {path}: {name} must be a mapping, got {tree[name]!r}")
+                raise InputError(f"{name} must be a mapping, got {tree[name]!r}", field="plan", path=path)
         for name in ("alpha", "beta"):
             if isinstance(tree.get(name, 1.0), bool) or not isinstance(tree.get(name, 1.0), (int, float)):
-                raise InputError(f"--plan {path}: {name} must be a number, got {tree[name]!r}")
+                raise InputError(f"{name} must be a number, got {tree[name]!r}", field="plan", path=path)
         for layer, maps in tree["heads"].items():
             if not layer.isdecimal() or layer != str(int(layer)):
-                raise InputError(f"--plan {path}: heads: layers are whole numbers, got {layer!r}")
+                raise InputError(f"heads: layers are whole numbers, got {layer!r}", field="plan", path=path)
             if not isinstance(maps, list) or any(type(head) is not int for head in maps):
-                raise InputError(f"--plan {path}: heads: layer {layer} must have a list of whole numbers, got {maps!r}")
+                raise InputError(
+                    f"heads: layer {layer} must have a list of whole numbers, got {maps!r}", field="plan", path=path
+                )
         try:
             return cls(**{**tree, "heads": {int(layer): maps for layer, maps in tree["heads"].items()}})
         except (AttributeError, TypeError, ValueError) as error:
-            raise InputError(f"--plan {path}: {error}") from error
+            raise InputError(str(error), field="plan", path=path) from error
 
     def check(self, model: PreTrainedModel) -> None:
         """Check that the plan fits a model.

@@ -70,7 +70,7 @@ def split_samples(
     found = Split({}, {}, {}, {}, {})
     for index, (name, given) in enumerate(samples.items()):
         if len(given) < 2:
-            raise InputError(f"data set {name} has {len(given)} samples; a search needs at least two")
+            raise InputError(f"data set {name} has {len(given)} samples", "a search needs at least two")
         generator = torch.Generator().manual_seed(seed + index)
         order = torch.randperm(len(given), generator=generator).tolist()
         count = min(len(given) - 1, max(1, round(held_out * len(given))))

@@ -23,6 +23,7 @@ from antiphase.base.errors import (
     Interrupted,
     complain,
     is_lack_of_memory,
+    naming_fields,
     visible,
 )
 from antiphase.cli import (
@@ -31,6 +32,7 @@ from antiphase.cli import (
     tools,
 )
 from antiphase.cli.groups import late_group
+from antiphase.cli.naming import flag_of
 
 COMMANDS: tuple[str | Callable[..., None], ...] = (
     "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations", "estimate",
@@ -107,6 +109,7 @@ REMEDIES = {
 """What to do about errors of the system that any file, read or written, may meet."""
 
 
+@naming_fields(flag_of)
 def main() -> None:
     """Entry point. Bad input is one sentence and exit code 2, diverged training 3, an interruption with a checkpoint
     130.

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from antiphase.base.flags import Flag, Settings, flags_of
 from antiphase.cli.options import (
     JsonOption,
     NewOutputOption,
@@ -22,6 +21,7 @@ from antiphase.cli.options import (
     numbers,
     ranges,
 )
+from antiphase.lab.settings.flags import Flag, Settings, flags_of
 
 Run = Callable[..., None]
 """Called with the settings, and with ``output``, ``resume`` and ``as_json``."""

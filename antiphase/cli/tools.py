@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from antiphase.base.files import one_line
-from antiphase.base.flags import DTYPE_HELP, check_dtype
 from antiphase.cli.console import make_console, sayer
+from antiphase.lab.settings.flags import DTYPE_HELP, check_dtype
 
 
 class Target(StrEnum):

@@ -192,8 +192,8 @@ class AttentionLayer(nn.Module):
         hidden, maps, key_maps = (given[name] for name in SIZES)
         if given.get("head_dim") is None and hidden % maps:
             raise InputError(
-                f"num_attention_heads ({maps}) does not divide hidden_size ({hidden}); change one of them or set "
-                "head_dim"
+                f"num_attention_heads ({maps}) does not divide hidden_size ({hidden})",
+                "change one of them or set head_dim",
             )
         if maps % key_maps:
             raise InputError(f"num_key_value_heads ({key_maps}) does not divide num_attention_heads ({maps})")

@@ -49,7 +49,7 @@ class _Layer(nn.Module):
         _refuse(others)
         if dropout:
             raise InputError(
-                f"dropout must be 0, got {dropout!r}: the weights are never formed; apply nn.Dropout to the output"
+                f"dropout must be 0, got {dropout!r}: the weights are never formed", "apply nn.Dropout to the output"
             )
         self.is_causal, self.layer_idx, self.inner = inner.is_causal, inner.layer_idx, inner
         if context_size is not None:

@@ -66,7 +66,7 @@ def checked_rope(parameters: Mapping[str, Any], *, head_dim: int) -> dict[str, A
     """
     found = dict(parameters)
     if nested := [name for name, value in found.items() if isinstance(value, Mapping)]:
-        raise InputError(f"rope_parameters has values of its own for {', '.join(nested)}; all layers have the same")
+        raise InputError(f"rope_parameters has values of its own for {', '.join(nested)}", "all layers have the same")
     theta = found.get("rope_theta", 1.0)
     if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta < math.inf:
         raise InputError(f"rope_theta must be a number above 0, got {theta!r}")

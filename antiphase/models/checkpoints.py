@@ -27,7 +27,7 @@ from transformers.utils import (
     VIDEO_PROCESSOR_NAME,
 )
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.files import read_json
 from antiphase.base.folders.permissions import share_weights
 from antiphase.base.records import Record, is_writing, writing
@@ -52,7 +52,7 @@ COPIED_FILES = (
 """Files that are copied unchanged, besides those that the tokenizer writes when it is saved: what else transformers
 reads, and older forms of a tokenizer.
 """
-FLAG = "SOURCE"
+SOURCE = "source"
 KEPT = set(AttendingPreTrainedModel._keep_in_fp32_modules_strict)
 """Parameters that keep their dtype."""
 SHARD = 2 << 30
@@ -73,16 +73,16 @@ class Checkpoint:
         Raises:
             InputError: the folder does not exist, or its configuration or weights cannot be used.
         """
-        self.name, self.folder = name, local_folder(name, FLAG) or _hub_folder(name)
+        self.name, self.folder = name, local_folder(name, SOURCE) or _hub_folder(name)
         self.given = tokenizer
-        tree = read_json(self.folder / "config.json", FLAG, "save the model once more")
+        tree = read_json(self.folder / "config.json", SOURCE, "save the model once more")
         if is_diff_mlx(tree):
-            self.weights = weight_files(self.folder, name, FLAG, whole=DIFF_MLX_WEIGHTS)
-            with usable_config(name, FLAG):
+            self.weights = weight_files(self.folder, name, SOURCE, whole=DIFF_MLX_WEIGHTS)
+            with usable_config(name, SOURCE):
                 self.config: PreTrainedConfig = diff_mlx_config(tree, self.weights.shapes)
         else:
-            self.config = read_config(name, flag=FLAG)
-            self.weights = weight_files(self.folder, name, FLAG)
+            self.config = read_config(name, field=SOURCE)
+            self.weights = weight_files(self.folder, name, SOURCE)
         self.stored = current_names(self.config, self.weights.shapes)
         self.largest_shard = min(SHARD, max(path.stat().st_size for path in self.weights.files))
 
@@ -120,7 +120,8 @@ class Checkpoint:
         for tensor in self.stored.values():
             if (kind := self.weights.dtypes[tensor]) not in DTYPES:
                 raise InputError(
-                    f"{FLAG} {self.name}: the tensor {tensor} is of type {kind}, expected one of {', '.join(DTYPES)}"
+                    f"{named(SOURCE, self.name)}: the tensor {tensor} is of type {kind}, expected one of "
+                    f"{', '.join(DTYPES)}"
                 )
 
     def check(self) -> None:
@@ -131,8 +132,8 @@ class Checkpoint:
                 another dtype than ``DTYPES``; or weights are NaN or infinite.
         """
         self.check_dtypes()
-        place = f"{FLAG} {self.name}"
-        with usable_config(self.name, FLAG):
+        place = named(SOURCE, self.name)
+        with usable_config(self.name, SOURCE):
             expected = shapes_there(self.config)
         found = {name: self.weights.shapes[self.stored[name]] for name in self.model_tensors}
         if len(found) < len(self.stored):  # some tools store a redundant copy of the tied head
@@ -145,9 +146,11 @@ class Checkpoint:
         """The tokenizer in tokenizer.json; without such a file, the one that was given; None if there is neither."""
         if (self.folder / "tokenizer.json").is_file():
             if self.given is not None:
-                raise InputError(f"{FLAG} {self.name} has a tokenizer (tokenizer.json); leave out --tokenizer")
-            return load_tokenizer(str(self.folder), flag=FLAG)
-        return None if self.given is None else load_tokenizer(self.given, flag="--tokenizer")
+                raise InputError(
+                    " has a tokenizer (tokenizer.json)", f"leave out {named('tokenizer')}", field=SOURCE, path=self.name
+                )
+            return load_tokenizer(str(self.folder), field=SOURCE)
+        return None if self.given is None else load_tokenizer(self.given, field="tokenizer")
 
     def copy_files(self, folder: Path) -> None:
         """Write the tokenizer and the generation settings, as they are if they lie beside the model."""
@@ -169,7 +172,7 @@ class Checkpoint:
     def check_words(self, model: PreTrainedModel) -> None:
         """Compare the tokenizer, if there is one, with a model of the configuration's vocabulary."""
         if self.tokenizer is not None:
-            place = f"{FLAG} {self.name}" if self.given is None else f"--tokenizer {self.given}"
+            place = named(SOURCE, self.name) if self.given is None else named("tokenizer", self.given)
             check_tokenizer(self.tokenizer, model, place)
 
 
@@ -185,7 +188,9 @@ class GgufCheckpoint(Checkpoint):
             InputError: the file cannot be used.
         """
         self.name = name
-        self.model, self.read_tokenizer = read_model(name, lambda config: AutoModelForCausalLM, flag=FLAG, dtype=dtype)
+        self.model, self.read_tokenizer = read_model(
+            name, lambda config: AutoModelForCausalLM, field=SOURCE, dtype=dtype
+        )
         self.config = self.model.config
         self.state = self.model.state_dict()
         self.largest_shard = SHARD
@@ -246,11 +251,11 @@ def convert(
     """
     given, target = target, Path(os.path.realpath(target))  # a link stays and the folder it points to is filled
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"TARGET {given} exists and is not empty; choose another folder")
+        raise InputError(" exists and is not empty", "choose another folder", field="target", path=given)
     if is_gguf(source):
         if tokenizer is not None:
-            raise InputError(f"{FLAG} {source} has a tokenizer; leave out --tokenizer")
-        read_header(source, FLAG)  # its faults are reported before the work is announced
+            raise InputError(" has a tokenizer", f"leave out {named('tokenizer')}", field=SOURCE, path=source)
+        read_header(source, SOURCE)  # its faults are reported before the work is announced
         say("dequantizing the weights")
         checkpoint: Checkpoint = GgufCheckpoint(source, dtype=dtype)
         if to is None and attention_type is None and checkpoint.config.model_type == "llama":
@@ -259,7 +264,9 @@ def convert(
         checkpoint = Checkpoint(source, tokenizer)
     to = to or "antiphase"
     if portable and to != "antiphase":
-        raise InputError(f"--portable cannot be used with a result of format {to}, which transformers loads by itself")
+        raise InputError(
+            f" cannot be used with a result of format {to}, which transformers loads by itself", field="portable"
+        )
     trained = _training_record(source)
     chosen = None if dtype is None else getattr(torch, dtype)
     conversion = plan_conversion(
@@ -267,7 +274,7 @@ def convert(
     )
     checkpoint.check()
     config = conversion.config
-    with usable_config(source, FLAG), torch.device("meta"):
+    with usable_config(source, SOURCE), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     checkpoint.check_words(model)
     with _written_folder(target) as folder:
@@ -284,7 +291,7 @@ def convert(
 
 
 def _training_record(source: str) -> Record | None:
-    """The record of the training run in SOURCE; None if it is no finished run."""
+    """The record of the training run in the source; None if it is no finished run."""
     if not (Path(source) / "record.json").is_file():
         return None
     try:
@@ -351,7 +358,9 @@ def _written_folder(target: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
-        raise InputError(f"TARGET {target} cannot be made ({error.strerror}); choose another folder") from None
+        raise InputError(
+            f" cannot be made ({error.strerror})", "choose another folder", field="target", path=target
+        ) from None
     try:
         with writing(target):
             yield temporary
@@ -365,7 +374,7 @@ def _written_folder(target: Path) -> Iterator[Path]:
 
 def _hub_folder(name: str) -> Path:
     """The local folder of a model from the Hub."""
-    with asking_hub(name, FLAG):
+    with asking_hub(name, SOURCE):
         return Path(
             snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.txt", "*.safetensors", *COPIED_FILES])
         )

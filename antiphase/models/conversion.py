@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.layers.mlp import LEARNED
 from antiphase.models.block_fields import departures, of_block
 from antiphase.models.configuration import AntiphaseConfig
@@ -79,15 +79,15 @@ def plan_conversion(
     Raises:
         InputError: the target format cannot express something; the message names the field.
     """
-    known = ("antiphase", *ARCHITECTURES)
+    known, refused = ("antiphase", *ARCHITECTURES), partial(InputError, field="source")
     if config.model_type not in known:
-        raise InputError(f"SOURCE is a model of type {config.model_type!r}; {', '.join(known)} can be converted")
+        raise refused(f" is a model of type {config.model_type!r}", f"{', '.join(known)} can be converted")
     if getattr(config, "quantization_config", None) is not None:
-        raise InputError("SOURCE is quantized (quantization_config in its config.json); convert the full weights")
+        raise refused(" is quantized (quantization_config in its config.json)", "convert the full weights")
     if attention_type not in (None, "differential_v2", "dex"):
-        raise InputError(f"--attention-type must be differential_v2 or dex, got {attention_type!r}")
+        raise InputError(f" must be differential_v2 or dex, got {attention_type!r}", field="attention_type")
     if control and attention_type != "differential_v2":
-        raise InputError("--control needs --attention-type differential_v2")
+        raise InputError(f" needs {named('attention_type')} differential_v2", field="control")
     steps: list[Callable[[Any], Conversion]] = []
     if attention_type is not None:
         steps.append(_extended if attention_type == "dex" else partial(_upcycled, control=control))
@@ -95,8 +95,8 @@ def plan_conversion(
         steps.append({"llama": _to_llama, "diffllama": _to_diffllama}[to])
     result = unchanged(config) if config.model_type == "antiphase" else read_as_ours(config, dtype=dtype)
     if steps and (fields := own_fields(result.config)):
-        result_name = f"--to {to}" if attention_type is None else f"--attention-type {attention_type}"
-        raise InputError(f"{result_name} has no place for what SOURCE sets in {', '.join(fields)}")
+        form = named("to", to) if attention_type is None else named("attention_type", attention_type)
+        raise InputError(f"{form} has no place for what {named('source')} sets in {', '.join(fields)}")
     for step in steps:
         after = step(result.config)
         result = Conversion(after.config, composed(after.recipes, result.recipes))
@@ -172,8 +172,8 @@ def check_tied(read: Read, where: str, embedding: str = EMBEDDING) -> None:
     """
     if not torch.equal(read(HEAD), read(embedding)):
         raise InputError(
-            f"{where}: {HEAD} differs from {embedding}, though tie_word_embeddings is true in its config.json; set it "
-            "to false there if the head is meant to be the model's own"
+            f"{where}: {HEAD} differs from {embedding}, though tie_word_embeddings is true in its config.json",
+            "set it to false there if the head is meant to be the model's own",
         )
 
 
@@ -186,10 +186,7 @@ def _upcycled(config: AntiphaseConfig, *, control: bool) -> Conversion:
     V2: λ = sigmoid(0) = 1/2 and 2·Wo, so the pair gives 2·(o - o/2) Wo. Control: 2·Wo and -Wo. Both leave the model's
     function unchanged and give the pair +2 and -1 times the old head's gradient; only V2 can then subtract per token.
     """
-    if config.attention_type != "softmax":
-        raise InputError(
-            f"--attention-type differential_v2 upcycles softmax models; SOURCE has {config.attention_type} attention"
-        )
+    _refuse_other(config, "softmax", f"{named('attention_type')} differential_v2 upcycles softmax models")
     ours = AntiphaseConfig(
         attention_type="softmax" if control else "differential_v2",
         **_fields(config) | {"num_attention_heads": 2 * config.num_attention_heads},
@@ -208,8 +205,7 @@ def _upcycled(config: AntiphaseConfig, *, control: bool) -> Conversion:
 
 def _extended(config: AntiphaseConfig) -> Conversion:
     """DEX on every head; its matrix and λ start at zero, so the model's function does not change."""
-    if config.attention_type != "softmax":
-        raise InputError(f"--attention-type dex extends softmax models; SOURCE has {config.attention_type} attention")
+    _refuse_other(config, "softmax", f"{named('attention_type')} dex extends softmax models")
     heads = list(range(config.num_attention_heads))
     ours = AntiphaseConfig(
         attention_type="softmax", dex_heads=[heads] * config.num_hidden_layers, **_fields(config)
@@ -226,14 +222,13 @@ def _extended(config: AntiphaseConfig) -> Conversion:
 
 
 def _to_llama(config: AntiphaseConfig) -> Conversion:
-    if config.attention_type != "softmax":
-        raise InputError(f"--to llama takes softmax models; SOURCE has {config.attention_type} attention")
+    _refuse_other(config, "softmax", f"{named('to')} llama takes softmax models")
     _refuse_window(config, "llama")
     _refuse_block(config, "llama", LLAMA_FIELDS)
     if config.hidden_size % config.num_attention_heads:
         raise InputError(
-            f"--to llama: in transformers' Llama num_attention_heads ({config.num_attention_heads}) must divide "
-            f"hidden_size ({config.hidden_size})"
+            f"{named('to')} llama: in transformers' Llama num_attention_heads ({config.num_attention_heads}) must "
+            f"divide hidden_size ({config.hidden_size})"
         )
     theirs = LlamaConfig(**_shared(config, *LLAMA_FIELDS))
     return Conversion(theirs, {**unchanged(theirs).recipes, **_folded_embedding(config, "llama")})
@@ -241,15 +236,15 @@ def _to_llama(config: AntiphaseConfig) -> Conversion:
 
 def _to_diffllama(config: AntiphaseConfig) -> Conversion:
     """The head norm's weight is folded into the output projection, because DiffLlama's norm has none."""
-    if config.attention_type != "differential":
-        raise InputError(f"--to diffllama takes differential V1 models; SOURCE has {config.attention_type} attention")
+    _refuse_other(config, "differential", f"{named('to')} diffllama takes differential V1 models")
     _refuse_window(config, "diffllama")
     _refuse_block(config, "diffllama", DIFFLLAMA_FIELDS)
     if config.head_norm_eps != config.rms_norm_eps:
         raise InputError(
-            f"--to diffllama: its head norm shares rms_norm_eps, here head_norm_eps ({config.head_norm_eps:g}) and "
-            f"rms_norm_eps ({config.rms_norm_eps:g}) differ; train with --set model.head_norm_eps="
-            f"{config.rms_norm_eps:g} for a model that can be converted"
+            f"{named('to')} diffllama: its head norm shares rms_norm_eps, here head_norm_eps "
+            f"({config.head_norm_eps:g}) and rms_norm_eps ({config.rms_norm_eps:g}) differ",
+            f"train with {named('settings')} model.head_norm_eps={config.rms_norm_eps:g} for a model that can be "
+            "converted",
         )
     theirs = DiffLlamaConfig(**_shared(config, *DIFFLLAMA_FIELDS))
     recipes: dict[str, Recipe] = {}
@@ -282,19 +277,29 @@ def _folded_embedding(config: AntiphaseConfig, to: str) -> dict[str, Recipe]:
         return {}
     if config.tie_word_embeddings:
         raise InputError(
-            f"--to {to}: SOURCE multiplies its embeddings by embedding_multiplier ({config.embedding_multiplier:.3g}), "
-            f"which {to} cannot express while tie_word_embeddings makes them the head as well"
+            f"{named('to', to)}: {named('source')} multiplies its embeddings by embedding_multiplier "
+            f"({config.embedding_multiplier:.3g}), which {to} cannot express while tie_word_embeddings makes them the "
+            "head as well"
         )
     return {EMBEDDING: partial(changed, EMBEDDING, partial(torch.mul, config.embedding_multiplier))}
 
 
 def _refuse_window(config: AntiphaseConfig, to: str) -> None:
     if "sliding_attention" in config.layer_types:
-        raise InputError(f"--to {to}: SOURCE has a sliding_window ({config.sliding_window}), which {to} cannot express")
+        raise _inexpressible(to, f"has a sliding_window ({config.sliding_window})")
 
 
 def _refuse_block(config: AntiphaseConfig, to: str, kept: tuple[str, ...]) -> None:
     if config.hidden_act in LEARNED:
         kept = tuple(name for name in kept if name != "hidden_act")
     for name, value in departures(config, without=kept).items():
-        raise InputError(f"--to {to}: SOURCE has {name}={value!r}, which {to} cannot express")
+        raise _inexpressible(to, f"has {name}={value!r}")
+
+
+def _refuse_other(config: AntiphaseConfig, kind: str, known: str) -> None:
+    if config.attention_type != kind:
+        raise InputError(known, f"{named('source')} has {config.attention_type} attention")
+
+
+def _inexpressible(to: str, what: str) -> InputError:
+    return InputError(f"{named('to', to)}: {named('source')} {what}, which {to} cannot express")

@@ -45,7 +45,9 @@ def differential_config(config: PreTrainedConfig, *, head_norm_eps: float = 1e-5
         raise InputError(f"head_norm_eps must be above 0, got {head_norm_eps}")
     if type(config) not in CONFIGURATIONS:
         known = ", ".join(sorted(kind.model_type for kind in CONFIGURATIONS))
-        raise InputError(f"a configuration of type {config.model_type!r} cannot be made differential; known: {known}")
+        raise InputError(
+            f"a configuration of type {config.model_type!r} cannot be made differential", f"known: {known}"
+        )
     for name in ("num_attention_heads", "num_key_value_heads"):
         count = getattr(config, name, 2)
         if count % 2:

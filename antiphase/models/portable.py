@@ -49,7 +49,7 @@ DROPPED = (
 HEADER = '''\
 """Softmax and differential Transformers of antiphase {version} in one file, for ``trust_remote_code=True``.
 
-Merged from modules of the package, which each part names, by ``antiphase convert --portable``. Everything runs on
+Merged from modules of the package, which each part names, by ``antiphase convert``. Everything runs on
 transformers' own attention implementations: eager (with weights), sdpa, flash and flex attention.
 
 SPDX-License-Identifier: MIT. {copyright}.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 
 Read = Callable[[str], Tensor]
 """Returns a tensor of the source by name."""
@@ -118,7 +118,8 @@ def doubled(columns: Tensor) -> Tensor:
     twice = 2 * columns
     if bool((twice.isinf() & columns.isfinite()).any()):
         raise InputError(
-            f"SOURCE has output weights (o_proj) too large for {columns.dtype} when doubled; save it in bfloat16 first"
+            f"{named('source')} has output weights (o_proj) too large for {columns.dtype} when doubled",
+            "save it in bfloat16 first",
         )
     return twice
 

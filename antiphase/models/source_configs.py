@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from antiphase.base.errors import InputError, shown
+from antiphase.base.errors import InputError, named, shown
 from antiphase.models.configuration import unknown_fields
 
 DIFF_MLX_WEIGHTS = "latest.safetensors"
@@ -151,7 +151,8 @@ class MotifConfig(SourceConfig):
         if config_dict.get("kv_lora_rank") is not None:
             raise InputError(
                 f"kv_lora_rank={shown(config_dict['kv_lora_rank'])} makes it a Motif-3, whose latent attention has no "
-                "counterpart here; Motif-2.6B and Motif-2-12.7B can be converted"
+                "counterpart here",
+                "Motif-2.6B and Motif-2-12.7B can be converted",
             )
         return super().from_dict(config_dict, **kwargs)
 
@@ -165,8 +166,8 @@ class MotifConfig(SourceConfig):
             return found
         if not isinstance(noise, int) or not isinstance(queries, int) or not 1 <= noise < queries or queries % noise:
             raise InputError(
-                f"SOURCE has num_noise_heads={noise!r} in its config.json, which must divide its num_attention_heads "
-                f"({queries!r}) into groups of two or more"
+                f"{named('source')} has num_noise_heads={noise!r} in its config.json, which must divide its "
+                f"num_attention_heads ({queries!r}) into groups of two or more"
             )
         return 2 * (queries - noise)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.layers.attention import check_counts
 from antiphase.layers.differential import VECTORS
 from antiphase.layers.lambdas import lambda_init
@@ -228,7 +228,9 @@ def current_names(config: PreTrainedConfig, stored: Mapping[str, Any]) -> dict[s
         old = next((start for start in kind.older if name.startswith(start)), "")
         current = kind.older.get(old, "") + name.removeprefix(old)
         if current in found:
-            raise InputError(f"SOURCE has both {found[current]} and {name}, of which one is the other's older name")
+            raise InputError(
+                f" has both {found[current]} and {name}, of which one is the other's older name", field="source"
+            )
         found[current] = name
     return found
 
@@ -242,6 +244,7 @@ def refuse_values(config: PreTrainedConfig, allowed: Mapping[str, tuple[Any, ...
         if getattr(config, name, values[0]) not in values:
             only = ", ".join(repr(value) for value in values)
             raise InputError(
-                f"SOURCE has {name}={getattr(config, name)!r} in its config.json, which has no counterpart here; only "
-                f"{only} can be converted"
+                f"{named('source')} has {name}={getattr(config, name)!r} in its config.json, which has no counterpart "
+                "here",
+                f"only {only} can be converted",
             )

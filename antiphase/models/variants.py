@@ -41,8 +41,8 @@ def layer_arguments(config: Any, layer_idx: int) -> dict[str, Any]:
     options = [name for name in kind.options() if name not in SET_BY_MODEL]
     if layer_idx >= len(config.layer_types):
         raise InputError(
-            f"layer_types names {len(config.layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}; "
-            "give both"
+            f"layer_types names {len(config.layer_types)} layers, num_hidden_layers is {config.num_hidden_layers}",
+            "give both",
         )
     is_sliding = config.layer_types[layer_idx] == "sliding_attention"
     found = {"layer_idx": layer_idx, "sliding_window": config.sliding_window if is_sliding else None}

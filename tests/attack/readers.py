@@ -26,6 +26,7 @@ from antiphase.lab.lineage.models.word_vectors import read_word_vectors
 from antiphase.lab.measures.hallucination import HallucinationSettings
 from antiphase.lab.pages.terminal import print_summary
 from antiphase.lab.scoring.loading import load_model
+from antiphase.lab.settings.flags import kept_settings
 from antiphase.lab.settings.presets import kept_run, load_preset, to_yaml
 from antiphase.lab.studies.claims import Claim, register, registered
 from antiphase.lab.text.corpora import documents
@@ -257,7 +258,7 @@ def _gguf(folder: Path) -> None:
 
 
 def _in_work(folder: Path) -> None:
-    with work_in(folder, ASKED, resume=True) as work:
+    with work_in(folder, kept_settings(ASKED), resume=True) as work:
         work.begin({"texts": "abc"}, {"texts": "the texts have changed"})
 
 
@@ -276,7 +277,7 @@ READERS = {
     "checkpoints of strangers": Reader(_run, _sealed_anew),
     "plans": Reader(_plan, _planned),
     "presets": Reader(_preset, lambda folder: load_preset(str(folder / "run.yaml"))),
-    "settings of runs": Reader(_preset, lambda folder: kept_run(folder / "run.yaml", flag="MODEL")),
+    "settings of runs": Reader(_preset, lambda folder: kept_run(folder / "run.yaml", field="model")),
     "requests": Reader(_in_work, _in_work),
     "claims": Reader(_claims, registered),
     "tasks": Reader(_task, _asked),
@@ -286,8 +287,8 @@ READERS = {
         _vectors, lambda folder: read_word_vectors(folder / "v.txt", {"old": 0, "boat": 1}, width=2)
     ),
     "tokens": Reader(_tokens, _packed),
-    "GGUF headers": Reader(_gguf, lambda folder: read_header(str(folder / "m.gguf"), "MODEL")),
-    "configurations": Reader(_model_folder, lambda folder: read_config(str(folder), flag="MODEL")),
+    "GGUF headers": Reader(_gguf, lambda folder: read_header(str(folder / "m.gguf"), "model")),
+    "configurations": Reader(_model_folder, lambda folder: read_config(str(folder), field="model")),
     "tokenizers": Reader(lambda folder: _tokenizer().save_pretrained(folder) and None, _chat),
     "models": Reader(_sharded_folder, lambda folder: load_model(str(folder)) and None),
     "sealed models": Reader(_kept_model, _model_kept, sealed=True),

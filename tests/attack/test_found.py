@@ -175,7 +175,7 @@ def test_a_template_is_stopped(tmp_path, text_tokenizer, brief, monkeypatch, nam
     (tmp_path / "rows.txt").write_text("A one two\nB three four\n" * 3)
     task = {"kind": "classification", "data": "rows.txt", "prompt": "{{ text }}", field: text}
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(task))
-    with pytest.raises(InputError, match=r"^--task \S+task\.yaml: "):
+    with pytest.raises(InputError, match=r"^task \S+task\.yaml: "):
         load_task(str(tmp_path / "task.yaml"), text_tokenizer)
 
 
@@ -265,8 +265,8 @@ def test_inputs_of_a_journal_that_are_no_mapping_are_refused(tmp_path):
 def test_lengths_in_a_header_that_no_file_has_are_refused(tmp_path, inner):
     head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
     (tmp_path / "m.gguf").write_bytes(head + struct.pack("<IQQ", inner, 1 << 62, 1 << 63))
-    with pytest.raises(InputError, match=r"^MODEL \S+m\.gguf"):
-        read_header(str(tmp_path / "m.gguf"), "MODEL")
+    with pytest.raises(InputError, match=r"^model \S+m\.gguf"):
+        read_header(str(tmp_path / "m.gguf"), "model")
 
 
 # ------------------------------------------------------------------------------------------ compressed text
@@ -278,7 +278,7 @@ def test_a_file_that_unpacks_to_gigabytes_is_refused(tmp_path, monkeypatch, brie
     with gzip.open(tmp_path / name, "wb") as file:
         for _ in range(64):
             file.write(b"a" * (1 << 20))
-    with pytest.raises(InputError, match=r"--data \S+gz: it unpacks to more than 200 times its size, which no text do"):
+    with pytest.raises(InputError, match=r"data \S+gz: it unpacks to more than 200 times its size, which no text do"):
         list(documents([str(tmp_path / name)]))
 
 
@@ -352,13 +352,13 @@ def saved(tmp_path, tiny_model, text_tokenizer):
 def test_a_configuration_neither_fills_the_memory_nor_runs_code(saved, brief, changed, said):
     with pytest.raises(InputError, match=said) as caught:
         load_model(saved(**changed))
-    assert str(caught.value).startswith("MODEL ")
+    assert str(caught.value).startswith("model ")
 
 
 def test_a_configuration_of_a_foreign_model_with_endless_layers(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 100000000}')
     with pytest.raises(InputError, match="num_hidden_layers must be a whole number up to 10000, got 100000000"):
-        read_config(str(tmp_path), flag="MODEL")
+        read_config(str(tmp_path), field="model")
 
 
 def test_an_adapter_leads_to_no_other_model(saved, tmp_path):
@@ -389,13 +389,13 @@ def test_a_pipe_or_a_device_among_the_files_of_a_model_is_not_opened(saved, tmp_
         with pytest.raises(InputError, match=r"holds no model|pipe or a device"):
             load_model(str(tmp_path / "model"))
         return
-    with pytest.raises(InputError, match=rf"^MODEL \S+{name}: this is a pipe or a device, which may never end"):
+    with pytest.raises(InputError, match=rf"^model \S+{name}: this is a pipe or a device, which may never end"):
         load_model(str(tmp_path / "model"))
 
 
 @pytest.mark.parametrize("value", ["nan", 1e308, "manual_seed", True, []])
 def test_a_type_that_torch_does_not_have_is_refused(saved, value):
-    with pytest.raises(InputError, match=r"^MODEL \S+model: its config\.json cannot be used"):
+    with pytest.raises(InputError, match=r"^model \S+model: its config\.json cannot be used"):
         load_model(saved(dtype=value))
 
 
@@ -410,7 +410,7 @@ def test_a_special_token_is_a_number_of_a_token(saved, tmp_path, value):
     saved()
     path = tmp_path / "model" / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "eos_token_id": value}))
-    with pytest.raises(InputError, match=r"^MODEL \S+model: eos_token_id in its configuration must be the number"):
+    with pytest.raises(InputError, match=r"^model \S+model: eos_token_id in its configuration must be the number"):
         load_model(str(tmp_path / "model"))
 
 
@@ -441,7 +441,7 @@ def test_a_pipe_of_the_shell_is_read(tmp_path):
     os.write(theirs, b"the key")
     os.close(theirs)
     try:
-        assert read_text(f"/dev/fd/{ours}", "--judge-key-file", "give a key") == "the key"
+        assert read_text(f"/dev/fd/{ours}", "judge_key_file", "give a key") == "the key"
     finally:
         os.close(ours)
 

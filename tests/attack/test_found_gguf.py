@@ -32,8 +32,8 @@ def one_value(key, code, packed):
 )  # fmt: skip
 def test_an_alignment_that_is_none_is_refused(tmp_path, alignment):
     (tmp_path / "m.gguf").write_bytes(gguf_header(one_value("general.alignment", *alignment), 1) + bytes(99))
-    with pytest.raises(InputError, match=r"^MODEL \S+m\.gguf is damaged or cut short within its header"):
-        read_header(str(tmp_path / "m.gguf"), "MODEL")
+    with pytest.raises(InputError, match=r"^model \S+m\.gguf is damaged or cut short within its header"):
+        read_header(str(tmp_path / "m.gguf"), "model")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_counts_in_a_header_are_bounded_however_long_the_file_is(tmp_path, brief
         file.write(head)
         file.truncate(40 << 30)
     with pytest.raises(InputError, match="damaged or cut short within its header"):
-        read_header(str(tmp_path / "m.gguf"), "MODEL")
+        read_header(str(tmp_path / "m.gguf"), "model")
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_counts_in_a_header_are_bounded_however_long_the_file_is(tmp_path, brief
 def test_sizes_in_a_header_are_sizes(tmp_path, key, said, value):
     values = one_value("general.architecture", 8, text_of_gguf("llama")) + one_value(f"llama.{key}", *value)
     (tmp_path / "m.gguf").write_bytes(gguf_header(values, 2) + bytes(99))
-    with pytest.raises(InputError, match=rf"^MODEL \S+m\.gguf: llama\.{key} must be a whole number {said}"):
-        read_header(str(tmp_path / "m.gguf"), "MODEL")
+    with pytest.raises(InputError, match=rf"^model \S+m\.gguf: llama\.{key} must be a whole number {said}"):
+        read_header(str(tmp_path / "m.gguf"), "model")
 
 
 def test_a_header_of_a_model_without_heads_is_read(tmp_path):
@@ -75,7 +75,7 @@ def test_a_header_of_a_model_without_heads_is_read(tmp_path):
     values += one_value("mamba.embedding_length", 4, struct.pack("<I", 64))
     values += one_value("mamba.attention.head_count", 4, struct.pack("<I", 0))
     (tmp_path / "m.gguf").write_bytes(gguf_header(values, 3) + bytes(99))
-    assert read_header(str(tmp_path / "m.gguf"), "MODEL").metadata["mamba.attention.head_count"] == 0
+    assert read_header(str(tmp_path / "m.gguf"), "model").metadata["mamba.attention.head_count"] == 0
 
 
 def test_words_of_a_gguf_file_that_do_not_fit_together_are_refused(tmp_path, text_tokenizer):
@@ -88,8 +88,8 @@ def test_words_of_a_gguf_file_that_do_not_fit_together_are_refused(tmp_path, tex
     merge = " ".join(first).encode()
     assert content.count(merge) >= 1
     path.write_bytes(content.replace(merge, b"~" + merge[1:], 1))  # a piece that is no word
-    with pytest.raises(InputError, match=r"^MODEL \S+m\.gguf: no tokenizer could be read from it"):
-        load_tokenizer(str(path), flag="MODEL")
+    with pytest.raises(InputError, match=r"^model \S+m\.gguf: no tokenizer could be read from it"):
+        load_tokenizer(str(path), field="model")
 
 
 def test_an_architecture_that_the_package_gguf_does_not_know_is_refused(tmp_path, text_tokenizer):
@@ -98,5 +98,5 @@ def test_an_architecture_that_the_package_gguf_does_not_know_is_refused(tmp_path
     path = write_gguf(tmp_path / "m.gguf", llama(len(text_tokenizer)), text_tokenizer)
     content = path.read_bytes().replace(text_of_gguf("llama"), text_of_gguf("mistral"))
     path.write_bytes(content.replace(b"llama.", b"mistral."))
-    with pytest.raises(InputError, match=r"^MODEL \S+m\.gguf"):
+    with pytest.raises(InputError, match=r"^model \S+m\.gguf"):
         load_model(str(path))

@@ -14,8 +14,8 @@ from antiphase.models.sources.tokenizers import load_tokenizer
 @pytest.mark.parametrize("inner", ["[" * 900 + "]" * 900, '{"a": ' * 700 + "1" + "}" * 700], ids=["lists", "objects"])
 def test_a_deep_configuration_costs_one_sentence(tmp_path, inner):
     (tmp_path / "config.json").write_text(f'{{"model_type": "antiphase", "a": {inner}}}')
-    with pytest.raises(InputError, match=r"^MODEL \S+: its config\.json cannot be used"):
-        read_config(str(tmp_path), flag="MODEL")
+    with pytest.raises(InputError, match=r"^model \S+: its config\.json cannot be used"):
+        read_config(str(tmp_path), field="model")
 
 
 def test_a_deep_tokenizer_costs_one_sentence(tmp_path, text_tokenizer):
@@ -38,4 +38,4 @@ def test_a_text_in_a_gguf_header_is_bounded(tmp_path):
         file.write(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, (1 << 24) + 1))
         file.truncate(1 << 26)
     with pytest.raises(InputError, match="damaged or cut short within its header"):
-        read_header(str(tmp_path / "m.gguf"), "MODEL")
+        read_header(str(tmp_path / "m.gguf"), "model")

@@ -44,8 +44,8 @@ def folder(tmp_path):
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_tokenizer_that_fails_on_a_text_is_refused_when_it_is_loaded(folder, name):
     path = folder({"tokenizer_class": "PreTrainedTokenizerFast"}, BROKEN[name])
-    with pytest.raises(InputError, match=r"^--tokenizer \S+: (its tokenizer cannot encode a text|no tokenizer could)"):
-        load_tokenizer(path, flag="--tokenizer")
+    with pytest.raises(InputError, match=r"^tokenizer \S+: (its tokenizer cannot encode a text|no tokenizer could)"):
+        load_tokenizer(path, field="tokenizer")
 
 
 @pytest.mark.parametrize("name", ENDLESS)

@@ -23,6 +23,7 @@ from antiphase.lab.measures.hallucination import HallucinationSettings
 from antiphase.lab.measures.look import LookSettings
 from antiphase.lab.measures.look.measure import text_of
 from antiphase.lab.scoring.loading import load_model
+from antiphase.lab.settings.flags import kept_settings
 from antiphase.lab.settings.presets import kept_run, load_preset, to_yaml
 from antiphase.lab.studies.claims import registered
 from antiphase.lab.text.tasks.task_files import read_task
@@ -39,29 +40,29 @@ ASKED = HallucinationSettings(name="m", judge="j", data=["d"])
 
 
 def go_on(path):
-    with work_in(path.parent, ASKED, resume=True):
+    with work_in(path.parent, kept_settings(ASKED), resume=True):
         pass
 
 
 READERS = {
-    "a preset": ("bad.yaml", "--preset", lambda path: load_preset(str(path))),
-    "settings of a run": ("run.yaml", "MODEL", lambda path: kept_run(path, flag="MODEL")),
-    "a task": ("task.yaml", "--task", lambda path: read_task(str(path))), "a record": ("other.json", "", Record.load),
-    "a plan": ("plan.json", "--plan", CalibrationPlan.load), "a request": ("request.json", "--output", go_on),
-    "a curve": ("curve.json", "--output", lambda path: read_curve(path.parent)),
-    "claims": ("claim.json", "--output", lambda path: registered(path.parent)),
+    "a preset": ("bad.yaml", "preset", lambda path: load_preset(str(path))),
+    "settings of a run": ("run.yaml", "model", lambda path: kept_run(path, field="model")),
+    "a task": ("task.yaml", "task", lambda path: read_task(str(path))), "a record": ("other.json", "", Record.load),
+    "a plan": ("plan.json", "plan", CalibrationPlan.load), "a request": ("request.json", "output", go_on),
+    "a curve": ("curve.json", "output", lambda path: read_curve(path.parent)),
+    "claims": ("claim.json", "output", lambda path: registered(path.parent)),
     "a key": (
-        "key.txt", "--judge-key-file",
+        "key.txt", "judge_key_file",
         lambda path: replace(ASKED, judge_url="http://h", judge_key_file=str(path)).key(),
     ),
     "word vectors": ("vectors.txt", "", lambda path: read_word_vectors(path, {}, width=2)),
-    "text": ("text.txt", "--data", lambda path: whole_text(path, "--data")),
+    "text": ("text.txt", "data", lambda path: whole_text(path, "data")),
     "text to look at": (
-        "text.txt", "--text-file", lambda path: text_of(LookSettings(name="m", text_file=str(path))),
+        "text.txt", "text_file", lambda path: text_of(LookSettings(name="m", text_file=str(path))),
     ),
-    "lines": ("text.txt", "--data", lambda path: list(lines(path, "--data"))),
+    "lines": ("text.txt", "data", lambda path: list(lines(path, "data"))),
 }  # fmt: skip
-"""What reads a file: its name, the flag that names it, the call."""
+"""What reads a file: its name, the field that names it, the call."""
 TREES = {"a preset", "settings of a run", "a task", "a record", "a plan", "a request", "claims"}
 """They hold a mapping."""
 FOUND_FIRST = {"a request", "a curve", "claims"}
@@ -102,7 +103,7 @@ FAULTS = {
     ("reader", "fault"), [(reader, fault) for fault, row in FAULTS.items() for reader in READERS if row[2](reader)]
 )
 def test_a_file_that_cannot_be_used_costs_one_sentence(tmp_path, monkeypatch, reader, fault):
-    name, flag, read = READERS[reader]
+    name, field, read = READERS[reader]
     make, said, _ = FAULTS[fault]
     if fault == "unreadable" and not Path("/proc/self/mem").exists():
         pytest.skip("no file here that opens and cannot be read")
@@ -114,7 +115,7 @@ def test_a_file_that_cannot_be_used_costs_one_sentence(tmp_path, monkeypatch, re
     message = str(caught.value)
     assert said in message
     if fault != "other keys":  # then the field is named
-        assert message.startswith(f"{flag} {tmp_path / name}".lstrip())
+        assert message.startswith(f"{field} {tmp_path / name}".lstrip())
         assert "; " in message  # what to do
     assert "\n" not in message
 
@@ -128,14 +129,14 @@ def test_a_byte_order_mark_is_not_part_of_a_text(tmp_path, name, read):
 def test_a_later_part_of_a_text_names_the_byte_of_the_file_and_no_line(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\ntwo\nx\xff")
     with pytest.raises(InputError, match=r"a\.txt: the text is not UTF-8 at byte 9 of the file"):
-        whole_text(tmp_path / "a.txt", "--data", start=4)
+        whole_text(tmp_path / "a.txt", "data", start=4)
 
 
 def test_a_byte_order_mark_is_not_part_of_settings_and_records(tmp_path):
     preset = load_preset("demo")
     text = to_yaml(preset.run)
     (tmp_path / "run.yaml").write_bytes(BYTE_ORDER_MARK + text.encode())
-    assert kept_run(tmp_path / "run.yaml", flag="MODEL") == preset.run
+    assert kept_run(tmp_path / "run.yaml", field="model") == preset.run
     path = Record(kind="x", values={"a": 1}).save(tmp_path)
     path.write_bytes(BYTE_ORDER_MARK + path.read_bytes())
     assert Record.load(path).values == {"a": 1}
@@ -146,8 +147,8 @@ def test_a_file_that_permissions_close_is_named(tmp_path, monkeypatch):
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr("builtins.open", closed)
-    with pytest.raises(InputError, match=r"^--x a\.txt: the file cannot be read \(Permission denied\); check its perm"):
-        read_text("a.txt", "--x", "give another")
+    with pytest.raises(InputError, match=r"^x a\.txt: the file cannot be read \(Permission denied\); check its perm"):
+        read_text("a.txt", "x", "give another")
 
 
 @pytest.mark.parametrize("file", ["record.json", None])
@@ -224,11 +225,11 @@ def check(name):
 
 
 LOADERS = {
-    "a language model": ("MODEL", load_model), "any model": ("MODEL", lambda name: load_model(name, with_head=False)),
+    "a language model": ("model", load_model), "any model": ("model", lambda name: load_model(name, with_head=False)),
     "a classifier": (
-        "RUN", lambda name: read_model(name, lambda config: AutoModelForSequenceClassification, flag="RUN"),
+        "run", lambda name: read_model(name, lambda config: AutoModelForSequenceClassification, field="run"),
     ),
-    "tensor by tensor": ("SOURCE", check),
+    "tensor by tensor": ("source", check),
 }  # fmt: skip
 
 
@@ -360,7 +361,7 @@ def saved(tmp_path):
 @pytest.mark.parametrize("loader", LOADERS)
 def test_a_model_that_cannot_be_used_costs_one_sentence(saved, tmp_path, loader):
     whole = saved(loader)
-    flag, load = LOADERS[loader]
+    field, load = LOADERS[loader]
     load(str(whole))
     harmed = tmp_path / "harmed"
     for harm, said in [*HARMS, *(TOKENIZER_HARMS if loader != "tensor by tensor" else [])]:
@@ -369,7 +370,7 @@ def test_a_model_that_cannot_be_used_costs_one_sentence(saved, tmp_path, loader)
         with pytest.raises(InputError) as caught:
             load(str(harmed))
         message = str(caught.value)
-        assert message.startswith(f"{flag} {harmed}{said}"), said
+        assert message.startswith(f"{field} {harmed}{said}"), said
         assert "\n" not in message
         if harmed.is_dir():
             shutil.rmtree(harmed)
@@ -387,5 +388,5 @@ def test_special_tokens_beyond_the_embedding_are_accepted(saved):
 
 
 def test_a_model_of_the_hub_that_is_refused_is_not_reported_as_missing():
-    with pytest.raises(InputError, match=r"^MODEL a/b: too many layers$"), asking_hub("a/b", "MODEL"):
+    with pytest.raises(InputError, match=r"^MODEL a/b: too many layers$"), asking_hub("a/b", "model"):
         raise InputError("MODEL a/b: too many layers")

@@ -108,7 +108,7 @@ def test_an_encoder_is_named_by_its_type_whatever_its_tensors_are(tmp_path):
     model.save_pretrained(tmp_path / "bert")
     tensors = {"embeddings.position_ids": torch.arange(31), **model.state_dict()}
     save_file(tensors, tmp_path / "bert" / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(InputError, match=r"^SOURCE is a model of type 'bert'; antiphase, llama, .* can be converted$"):
+    with pytest.raises(InputError, match=r"^source is a model of type 'bert'; antiphase, llama, .* can be converted$"):
         convert(str(tmp_path / "bert"), tmp_path / "ours")
 
 
@@ -121,10 +121,10 @@ def test_quantized_weights_are_refused_by_studies_before_they_begin(tmp_path, ti
     changed = {"model.embed_tokens.weight": tensors["model.embed_tokens.weight"].to(torch.int8)}
     save_file(tensors | changed, folder / "model.safetensors", metadata={"format": "pt"})
     words = r"softmax: the tensor model.embed_tokens.weight is of type I8, expected one of F64"
-    with pytest.raises(InputError, match=f"^MODEL .*{words}"):
+    with pytest.raises(InputError, match=f"^model .*{words}"):
         upcycle_preset(str(folder), tmp_path / "up", data=["text.txt"])
-    with pytest.raises(InputError, match=f"^--start-from .*{words}"):
-        overrides_from(str(folder), flag="--start-from")
+    with pytest.raises(InputError, match=f"^start_from .*{words}"):
+        overrides_from(str(folder), field="start_from")
 
 
 def test_the_tokenizer_of_another_model_is_refused(tmp_path, source):

@@ -234,14 +234,14 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
         (
             hf.LlamaConfig(**SIZES, num_attention_heads=8, quantization_config={"quant_method": "gptq", "bits": 4}),
             {},
-            "SOURCE is quantized",
+            "source is quantized",
         ),
         (hf.Olmo2Config(**SIZES, num_attention_heads=8), {}, "model of type 'olmo2'"),
-        (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"to": "diffllama"}, "--to diffllama takes differential V1"),
-        (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"to": "llama"}, "--to llama takes softmax models"),
+        (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"to": "diffllama"}, "to diffllama takes differential V1"),
+        (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"to": "llama"}, "to llama takes softmax models"),
         (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v2"}, "upcycles softmax"),
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential"}, "must be differential_v2"),
-        (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"control": True}, "--control needs --attention-type"),
+        (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"control": True}, "control needs attention_type"),
     ],
 )  # fmt: skip
 def test_unsupported_conversions_are_refused_by_name(config, options, pattern):

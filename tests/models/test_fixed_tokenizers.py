@@ -31,9 +31,9 @@ def with_dropout(folder, value):
 def test_dropout_of_merges_is_refused_however_rare(folder, value):
     with_dropout(folder, value)
     with pytest.raises(
-        InputError, match=r"^MODEL .*draws the tokens of a text at random \(its dropout is set\).* null"
+        InputError, match=r"^model .*draws the tokens of a text at random \(its dropout is set\).* null"
     ):
-        load_tokenizer(str(folder), flag="MODEL")
+        load_tokenizer(str(folder), field="model")
 
 
 @pytest.mark.parametrize("value", [None, 0.0])

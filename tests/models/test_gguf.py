@@ -108,7 +108,7 @@ def test_a_model_without_its_head_is_read_from_a_file_that_has_one(tmp_path, tex
     """As look and probe read it."""
     model = llama(len(text_tokenizer), tie_word_embeddings=tied)
     write_gguf(tmp_path / "a.gguf", model, text_tokenizer)
-    assert ("output.weight" in reader.read_header(str(tmp_path / "a.gguf"), "MODEL").tensors) != tied
+    assert ("output.weight" in reader.read_header(str(tmp_path / "a.gguf"), "model").tensors) != tied
     found = load_model(str(tmp_path / "a.gguf"), with_head=False).model
     ids = torch.arange(9)[None]
     with torch.no_grad():
@@ -246,7 +246,7 @@ def test_positions_that_a_file_scales_by_one_are_read(tmp_path, text_tokenizer, 
 def test_a_missing_package_is_named_with_its_extra(written, monkeypatch, package):
     there = reader.importlib.util.find_spec
     monkeypatch.setattr(reader.importlib.util, "find_spec", lambda name: None if name == package else there(name))
-    with pytest.raises(InputError, match=rf"^MODEL .*: GGUF files need the package {package}; run .*antiphase\[gguf\]"):
+    with pytest.raises(InputError, match=rf"^model .*: GGUF files need the package {package}; run .*antiphase\[gguf\]"):
         load_model(str(written[0]))
 
 

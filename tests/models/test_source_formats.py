@@ -314,11 +314,11 @@ def test_harmed_checkpoints_are_refused_by_the_tensors_name(tmp_path, refused, n
     (hf.Gemma2Config(), {}, "model of type 'gemma2'; antiphase, llama, .*gemma, gpt_neox, .* can be converted"),
     (hf.Gemma3TextConfig(), {}, "model of type 'gemma3_text'"),
     (hf.Qwen3MoeConfig(), {}, "model of type 'qwen3_moe'"),
-    (qwen2(), {"to": "llama"}, "--to llama: SOURCE has qkv_bias=True, which llama cannot express"),
-    (qwen3(6, 3, head_dim=8), {"to": "llama"}, "--to llama: SOURCE has use_qk_norm=True"),
-    (gemma(head_dim=12), {"to": "llama"}, "--to llama: SOURCE has norm_type='zero_centered_rms_norm'"),
-    (gpt_neox(), {"to": "llama"}, "--to llama: SOURCE has gated_mlp=False"),
-    (qwen2(), {"to": "diffllama"}, "--to diffllama takes differential V1"),
+    (qwen2(), {"to": "llama"}, "to llama: source has qkv_bias=True, which llama cannot express"),
+    (qwen3(6, 3, head_dim=8), {"to": "llama"}, "to llama: source has use_qk_norm=True"),
+    (gemma(head_dim=12), {"to": "llama"}, "to llama: source has norm_type='zero_centered_rms_norm'"),
+    (gpt_neox(), {"to": "llama"}, "to llama: source has gated_mlp=False"),
+    (qwen2(), {"to": "diffllama"}, "to diffllama takes differential V1"),
 ])  # fmt: skip
 def test_what_would_change_the_function_is_refused_by_name(config, options, pattern):
     with pytest.raises(InputError, match=pattern) as refusal:
@@ -328,9 +328,9 @@ def test_what_would_change_the_function_is_refused_by_name(config, options, patt
 
 def test_fields_that_a_target_lacks_are_refused(tiny_config):
     share = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    with pytest.raises(InputError, match=r"--to llama: SOURCE has partial_rotary_factor=0\.5"):
+    with pytest.raises(InputError, match=r"to llama: source has partial_rotary_factor=0\.5"):
         plan_conversion(tiny_config("softmax", rope_parameters=share), to="llama")
-    with pytest.raises(InputError, match="--to diffllama: SOURCE has mlp_bias=True"):
+    with pytest.raises(InputError, match="to diffllama: source has mlp_bias=True"):
         plan_conversion(tiny_config(head_norm_eps=1e-6, mlp_bias=True), to="diffllama")
 
 

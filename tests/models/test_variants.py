@@ -377,5 +377,5 @@ def test_annealing_must_end_within_the_run(tiny_preset):
 @pytest.mark.parametrize("to", ["llama", "diffllama"])
 def test_formats_without_a_place_for_a_variant_refuse_it(tiny_model, name, to):
     kind, fields = VARIANTS[name]
-    with pytest.raises(InputError, match=f"--to {to} has no place for what SOURCE sets in {next(iter(fields))}"):
+    with pytest.raises(InputError, match=f"to {to} has no place for what source sets in {next(iter(fields))}"):
         convert_model(tiny_model(kind, **fields), to=to)

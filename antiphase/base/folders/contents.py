@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.files import read_text, reading
 from antiphase.base.records import write_atomically
 
@@ -23,13 +23,13 @@ def hash_of(tree: Any) -> str:
     return hashlib.sha256(json.dumps(tree).encode()).hexdigest()
 
 
-def file_digest(path: Path, flag: str = "") -> str:
-    """SHA-256 of a file; ``flag`` names it in messages.
+def file_digest(path: Path, field: str = "") -> str:
+    """SHA-256 of a file; ``field`` names it in messages.
 
     Raises:
         InputError: the file cannot be read.
     """
-    with reading(path, flag), path.open("rb") as file:
+    with reading(path, field), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -46,8 +46,9 @@ def check_content(folder: Path, content: str | None) -> None:
     """
     if content is not None and not _keep(folder / TEXT, content):
         raise InputError(
-            f"--output {folder} began with other text: what --data or --validation names, the tokenizer, or the words "
-            "of the tasks in another version of antiphase; restore it, or choose another folder"
+            f"{named('output', folder)} began with other text: what {named('data')} or {named('validation')} names, "
+            "the tokenizer, or the words of the tasks in another version of antiphase",
+            RESTORE,
         )
 
 
@@ -59,8 +60,8 @@ def check_start(folder: Path, digest: str) -> None:
     """
     if not _keep(folder / START, digest):
         raise InputError(
-            f"--output {folder} began from other weights than training.start_from holds now; restore them, or choose "
-            "another folder"
+            f"{named('output', folder)} began from other weights than training.start_from holds now",
+            "restore them, or choose another folder",
         )
 
 
@@ -72,8 +73,8 @@ def check_text(folder: Path, study: Path) -> None:
     """
     if (study / TEXT).is_file() and not is_same_content(folder, read_text(study / TEXT, "", RESTORE).strip()):
         raise InputError(
-            f"{folder} was trained on other text than its study began with; restore the text and remove that "
-            "folder; --resume then trains the run again"
+            f"{named('', folder)} was trained on other text than its study began with",
+            f"restore the text and remove that folder; {named('resume')} then trains the run again",
         )
 
 
@@ -98,7 +99,7 @@ def keep_model(folder: Path) -> None:
 
 
 def check_model(
-    folder: Path, *, flag: str = "", remedy: str = "or remove that folder, and --resume trains the run again"
+    folder: Path, *, field: str = "", remedy: str = f"or remove that folder, and {named('resume')} trains the run again"
 ) -> None:
     """Check that a folder still has the model that its run wrote; passes if the run stored no digest.
 
@@ -108,18 +109,18 @@ def check_model(
     if (folder / MODEL).is_file() and not _is_kept(folder / MODEL, model_digest(folder)):
         files = ", ".join(path.name for path in _model_files(folder)) or "its files"
         raise InputError(
-            f"{f'{flag} {folder}'.strip()} holds another model than its run wrote: {files} do not fit {MODEL}; restore "
-            f"them, {remedy}"
+            f"{named(field, folder)} holds another model than its run wrote: {files} do not fit {MODEL}",
+            f"restore them, {remedy}",
         )
 
 
-def check_loaded(name: str, flag: str) -> None:
+def check_loaded(name: str, field: str) -> None:
     """``check_model`` for a model that a command has read from a folder or from the Hub.
 
     Raises:
         InputError: it is not the one that its run wrote.
     """
-    check_model(Path(name), flag=flag, remedy=f"or remove {MODEL} to use the model as it is")
+    check_model(Path(name), field=field, remedy=f"or remove {MODEL} to use the model as it is")
 
 
 def _keep(path: Path, digest: str) -> bool:

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.files import reading
 from antiphase.base.folders.contents import hash_of
 from antiphase.base.folders.holders import confirm_held
 from antiphase.base.folders.ownership import undone_if_refused
-from antiphase.base.folders.work import Resumable
+from antiphase.base.folders.work import BROUGHT_BACK, Resumable
 from antiphase.base.records import Record, finite, write_atomically, writing
 
 JOURNAL = "journal.jsonl"
@@ -29,7 +29,7 @@ TEXTS = {"key", "text", "answer"}
 """Keys of lines whose values are text."""
 JOURNALED = Resumable(
     JOURNAL,
-    again="exists and is not empty; add --resume to continue, or choose another folder",
+    again=f"exists and is not empty; add {named('resume')} to continue, or choose another folder",
     other="contains work with other settings or inputs ({names}); choose another folder",
 )
 
@@ -71,13 +71,12 @@ def _checked(path: Path, place: int, line: bytes, names: tuple[str, ...]) -> dic
         found = json.loads(line)
     except (ValueError, RecursionError):
         found = None
+    at = f"{named('', path)}, line {place}"
     whole = isinstance(found, dict) and set(names) <= found.keys()
     if whole and (checksum := found.pop(CHECKSUM, None)) is not None and checksum != _checksum(found):
-        raise InputError(f"{path}, line {place}, is damaged; remove it, and --resume computes it again")
+        raise InputError(f"{at}, is damaged", f"remove it, and {named('resume')} computes it again")
     if not whole or not all(isinstance(found[name], str) for name in TEXTS & set(names)):
-        raise InputError(
-            f"{path}, line {place}: this is not a result of antiphase; remove the line, or choose another folder"
-        )
+        raise InputError(f"{at}: this is not a result of antiphase", "remove the line, or choose another folder")
     return found
 
 
@@ -102,7 +101,7 @@ class Journal:
         """The record of a finished measurement."""
         if INPUTS in self.known:
             if not isinstance(self.known[INPUTS], dict):
-                raise InputError(f"{self.path} does not say what was measured; restore it, or choose another folder")
+                raise InputError(" does not say what was measured", BROUGHT_BACK, path=self.path)
             JOURNALED.check_same(output, self.known[INPUTS], finite(inputs()))
             is_finished = (output / "record.json").is_file()
             self.record = Record.load(output, is_resumed=True) if is_finished else None

@@ -34,6 +34,11 @@ def is_free(folder: Path, *, but: Container[str] = ()) -> bool:
     )
 
 
+def refused(folder: Path, problem: str, remedy: str = "choose another folder") -> InputError:
+    """What is wrong with the folder that a command was given for its results."""
+    return InputError(problem, remedy, field="output", path=folder)
+
+
 def check_empty(folder: Path) -> None:
     """Check that a folder is free for a measurement, or left by the same command, which was killed.
 
@@ -41,7 +46,7 @@ def check_empty(folder: Path) -> None:
         InputError: the folder is not empty, or is a file.
     """
     if not is_free(folder) and not _is_left_by_this(folder):
-        raise InputError(f"--output {folder} exists and is not empty; choose another folder")
+        raise refused(folder, " exists and is not empty")
 
 
 def _is_left_by_this(folder: Path) -> bool:
@@ -76,7 +81,7 @@ def unfinished(folder: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> bool:
-    """Create the folder of ``--output``; False if it already exists.
+    """Create the folder of results; False if it already exists.
 
     Raises:
         InputError: it cannot be created.
@@ -86,7 +91,7 @@ def make_folder(folder: Path) -> bool:
     except OSError as error:
         if folder.is_dir():
             return False
-        raise InputError(f"--output {folder} cannot be made ({error.strerror}); choose another folder") from None
+        raise refused(folder, f" cannot be made ({error.strerror})") from None
     return True
 
 
@@ -106,14 +111,11 @@ def only_one(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise InputError(
-            f"--output {folder} is in use by another process; wait for it or choose another folder"
-        ) from None
+        raise refused(folder, " is in use by another process", "wait for it or choose another folder") from None
     try:
         if (other := held_elsewhere(folder)) is not None:
-            raise InputError(
-                f"--output {folder} is in use by another process on {other.host}; wait for it or choose another folder"
-            )
+            in_use = f" is in use by another process on {other.host}"
+            raise refused(folder, in_use, "wait for it or choose another folder")
         with held(folder):
             _remove_leftovers(folder)
             yield
@@ -135,9 +137,9 @@ def _check_own(folder: Path) -> None:
             shown = path.relative_to(folder)
             if path.is_symlink():
                 what = "folder would be changed" if path.is_dir() else "file would be overwritten"
-                raise InputError(f"--output {folder}: {shown} is a link, so another {what}; put a copy there")
+                raise refused(folder, f"{shown} is a link, so another {what}", "put a copy there")
             if path.exists() and not (path.is_file() or path.is_dir()):
-                raise InputError(f"--output {folder}: {shown} is a pipe or a device; remove it")
+                raise refused(folder, f"{shown} is a pipe or a device", "remove it")
 
 
 def _remove_leftovers(folder: Path) -> None:

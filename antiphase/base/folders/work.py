@@ -1,4 +1,4 @@
-"""Interruptible work: its folder is new, or holds the same work, which ``--resume`` continues."""
+"""Interruptible work: its folder is new, or holds the same work, which is continued if it should be."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import named
 from antiphase.base.files import read_json
-from antiphase.base.flags import kept_settings
-from antiphase.base.folders.ownership import is_free, only_one
+from antiphase.base.folders.ownership import is_free, only_one, refused
 from antiphase.base.records import finite, write_atomically
 
 BROUGHT_BACK = "restore it, or choose another folder"
@@ -30,8 +29,8 @@ class Resumable:
     file: str
     foreign: str = "exists and is not empty; choose another folder"
     """Message for a folder with other contents."""
-    again: str = "already contains this work; add --resume to continue it, or choose another folder"
-    """Message for work that was begun, if ``--resume`` is missing."""
+    again: str = f"already contains this work; add {named('resume')} to continue it, or choose another folder"
+    """Message for work that was begun, if it should not be resumed."""
     other: str = "holds work with other settings ({names}); choose another"
     """Message for work that was begun with other settings."""
     earlier: Sequence[str] = ()
@@ -44,7 +43,7 @@ class Resumable:
             file,
             earlier=earlier,
             foreign=f"exists and holds no {noun} of antiphase; choose another folder",
-            again=f"already contains a {noun}; add --resume to continue it, or choose another folder",
+            again=f"already contains a {noun}; add {named('resume')} to continue it, or choose another folder",
             other=f"holds a {noun} with other settings ({{names}}); choose another folder",
         )
 
@@ -56,10 +55,10 @@ class Resumable:
         """
         if not (output / self.file).is_file():
             if not is_free(output, but=self.earlier):
-                raise InputError(f"--output {output} {self.foreign}")
+                raise refused(output, *f" {self.foreign}".split("; ", 1))
             return False
         if not resume:
-            raise InputError(f"--output {output} {self.again}")
+            raise refused(output, *f" {self.again}".split("; ", 1))
         return True
 
     @contextmanager
@@ -87,11 +86,11 @@ class Resumable:
         """
         both = {**before, **now}
         changed = [name for name in both if before.get(name) != now.get(name) and name not in free]
-        # a flag that one of the two does not have is off
+        # a switch that one of the two does not have is off
         changed = [name for name in changed if name in before.keys() & now.keys() or both[name] is not False]
         moved = {name for name in changed if name.endswith(START_SETTING) and before.get(name) and now.get(name)}
         if names := ", ".join(name for name in changed if name not in moved):
-            raise InputError(f"--output {output} {self.other.format(names=names)}")
+            raise refused(output, *f" {self.other.format(names=names)}".split("; ", 1))
 
 
 class Work:
@@ -102,8 +101,8 @@ class Work:
     """Settings that may change: results do not depend on the number of parts, and work that compares scores of several
     calls stores the kind of device."""
 
-    def __init__(self, output: Path, request: Any) -> None:
-        self.output, self.path, self.request = output, output / self.KIND.file, finite(kept_settings(request))
+    def __init__(self, output: Path, request: Mapping[str, Any]) -> None:
+        self.output, self.path, self.request = output, output / self.KIND.file, finite(request)
 
     def check(self, *, resume: bool) -> None:
         """
@@ -129,24 +128,22 @@ class Work:
         before = self._kept()
         for name, content in contents.items():
             if before.get(name, content) != content:  # older versions stored fewer
-                raise InputError(
-                    f"--output {self.output}: {changed[name]} since this work began; choose another folder"
-                )
+                raise refused(self.output, f"{changed[name]} since this work began")
 
     def _kept(self) -> dict[str, Any]:
         """
         Raises:
             InputError: the file was changed and cannot be read.
         """
-        tree = read_json(self.path, "--output", BROUGHT_BACK)
+        tree = read_json(self.path, "output", BROUGHT_BACK)
         if not isinstance(tree.get("request"), dict):
-            raise InputError(f"--output {self.path}: the file does not say what was asked for; {BROUGHT_BACK}")
+            raise refused(self.path, "the file does not say what was asked for", BROUGHT_BACK)
         return tree
 
 
 @contextmanager
-def work_in(output: Path, request: Any, *, resume: bool) -> Iterator[Work]:
-    """Lock the folder of a request (a dataclass): a new one, or one with the same work.
+def work_in(output: Path, request: Mapping[str, Any], *, resume: bool) -> Iterator[Work]:
+    """Lock the folder of a request (its settings by name): a new one, or one with the same work.
 
     Raises:
         InputError: the folder holds something else or is in use.

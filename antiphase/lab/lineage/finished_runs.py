@@ -12,7 +12,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.base.errors import InputError, Interrupted
 from antiphase.base.files import read_json
-from antiphase.base.flags import words_of
 from antiphase.base.folders.contents import check_model, keep_model
 from antiphase.base.folders.ownership import is_in_use, written_beside
 from antiphase.base.folders.work import REQUEST, Work
@@ -20,6 +19,7 @@ from antiphase.base.records import Record
 from antiphase.base.typed import dotted
 from antiphase.lab.lineage.data.text_batches import EncodedTexts
 from antiphase.lab.scoring.lengths import context_length
+from antiphase.lab.settings.flags import words_of
 from antiphase.lab.training.execution.choice import executor_of
 from antiphase.lab.training.execution.executor import Command
 from antiphase.lab.training.execution.queue import run_tasks
@@ -126,7 +126,7 @@ class _Elsewhere:
                 (self.folder / run).replace(self.output / run)
 
     def _check_texts(self) -> None:
-        if read_json(self.folder / REQUEST, "--output", "remove it").get("content") != self.part.content:
+        if read_json(self.folder / REQUEST, "output", "remove it").get("content") != self.part.content:
             raise InputError(
                 f"--output {self.folder}: this part has read other texts than the study; see that all nodes have the "
                 "same, remove it, and repeat the command with --resume"

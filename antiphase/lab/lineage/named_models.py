@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, TypeVar
 
-from antiphase.base.errors import InputError, naming, nearest
+from antiphase.base.errors import InputError, nearest
 from antiphase.base.files import parse_yaml
 from antiphase.base.typed import build
 from antiphase.lab.lineage.models.configs import ClassicConfig
 from antiphase.lab.lineage.training.epochs import EpochTraining
+from antiphase.lab.settings.naming import naming
 from antiphase.lab.training.execution.settings import ExecutorSettings
 
 

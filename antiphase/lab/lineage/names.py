@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import flag
+from antiphase.lab.settings.flags import flag
 
 CLASSIFIERS = ("rnn", "birnn", "lstm", "bilstm", "cnn", "transformer", "differential", "differential_v2")
 """From recurrent networks to differential attention, in the order of their publication."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError, naming
+from antiphase.base.errors import InputError, named, renamed, worded
 from antiphase.base.folders.contents import is_same_content
 from antiphase.lab.measures.inputs import text_content
 from antiphase.lab.measures.settings import HeldOutSettings, RetrievalTextSettings, TextSettings
@@ -15,7 +15,7 @@ from antiphase.lab.scoring.lengths import context_length
 from antiphase.lab.scoring.loading import LoadedModel
 from antiphase.lab.settings.presets import DataSettings
 from antiphase.lab.text.packing import pack
-from antiphase.lab.text.prepare import PreparedData, check_held_out, check_task, is_cache
+from antiphase.lab.text.prepare import PreparedData, check_task, is_cache, seen_text
 from antiphase.lab.text.prepare import prepare as prepare_data
 from antiphase.lab.text.tokenization import opening_of_text
 
@@ -102,15 +102,11 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
 def _tell_of_training_text(trained: DataSettings, paths: list[str], name: str, say: Callable[[str], None]) -> None:
     """Say if a text is one that the model was trained on and that is still there: its loss is no held-out loss."""
     known = [path for path in trained.paths if Path(path).expanduser().exists()]
-    words = {"--validation": "--data", "--data": f"what {name} was trained on"}
-    try:
-        with naming(words):
-            check_held_out(known, paths)
-    except InputError as error:
-        told, is_overlap, _ = str(error).partition(": text that is trained on")
-        if not is_overlap:
-            raise
-        say(f"{told}; this measures text that was trained on")
+    trained_on = f"what {name} was trained on"
+    with renamed({"validation": "data", "data": trained_on}):
+        found = seen_text(known, paths, field=trained_on)
+    if found:
+        say(worded(f"{named('data')} {found[0]}; this measures text that was trained on"))
 
 
 def _cut(data: PreparedData, settings: DataSettings, name: str) -> PreparedData:

@@ -9,10 +9,11 @@ from typing import Any
 
 from transformers.utils import cached_file
 
+from antiphase.base.errors import within
 from antiphase.base.files import reading
-from antiphase.base.flags import Settings
 from antiphase.base.folders.contents import file_digest, hash_of
 from antiphase.base.records import finite
+from antiphase.lab.settings.flags import Settings
 from antiphase.lab.settings.presets import kept_run
 from antiphase.lab.text.corpora import fingerprint
 from antiphase.lab.text.prepare import wording
@@ -42,10 +43,10 @@ def model_content(name: str) -> str:
     """
     folder = Path(name)
     if is_gguf(name):
-        with reading(name, "MODEL"):
+        with reading(name, "model"):
             return hash_of(file_digest(folder))
     if not folder.is_dir():
-        with asking_hub(name, "MODEL"):
+        with asking_hub(name, "model"):
             return Path(cached_file(name, "config.json")).parent.name  # .../snapshots/COMMIT/config.json
     files = sorted(path for path in folder.iterdir() if path.suffix in MODEL_FILES and path.stem != "record")
     return hash_of([[path.name, file_digest(path)] for path in files if path.is_file()])
@@ -61,7 +62,7 @@ def text_content(name: str, paths: Sequence[str], text_field: str | None) -> dic
     if paths:
         return {"what --data names": fingerprint(paths, text_field), **found}
     settings = Path(name) / SETTINGS
-    data = kept_run(settings, flag="MODEL").data if settings.is_file() else None
+    data = kept_run(settings, field="model").data if settings.is_file() else None
     if data is not None and data.source == "text":
         found["the text that MODEL was trained on"] = fingerprint([*data.paths, *data.validation], data.text_field)
     return found
@@ -80,5 +81,6 @@ def task_content(paths: Sequence[str]) -> dict[str, str]:
         for given in (settings.data, settings.demonstrations, settings.columns):
             named += given.values() if isinstance(given, Mapping) else [] if given is None else [given]
         local = [str(folder / str(one)) if (folder / str(one)).exists() else str(one) for one in named]
-        found.append([asdict(settings), fingerprint(local, flag=f"--task {path}: data") if local else None])
+        with within("task", path):
+            found.append([asdict(settings), fingerprint(local, field=".data") if local else None])
     return {"what --task names": hash_of(finite(found))}

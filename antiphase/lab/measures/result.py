@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import Settings, kept_settings
 from antiphase.base.records import Record, finite
 from antiphase.base.typed import build
 from antiphase.lab.catalog import Measurement, every
+from antiphase.lab.settings.flags import Settings, kept_settings
 
 if TYPE_CHECKING:
     import numpy

@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.base.errors import InputError, naming
+from antiphase.base.errors import InputError, named, renamed
 from antiphase.base.folders.journal import Journal, journal_in
 from antiphase.base.folders.ownership import undone_if_refused
 from antiphase.base.records import Record
@@ -35,6 +35,7 @@ from antiphase.lab.scoring.loading import (
     wrap_model,
 )
 from antiphase.lab.scoring.needles import tasks_of
+from antiphase.lab.settings.naming import naming
 from antiphase.lab.text.corpora import documents
 from antiphase.lab.text.haystacks import Cell, Context, Haystack, output_tokens, prompt_ids
 from antiphase.lab.text.prepare import check_task
@@ -90,8 +91,8 @@ class CellMeasurement:
     """Whether untrained models are also measured at fixed depths, not only at random ones."""
     longest: Callable[[PreTrainedModel], int | None] = context_length
     """The largest number of tokens that a model is given."""
-    check: Callable[[LoadedModel, str], None] = lambda loaded, flag: None
-    """Refuses a model, named by a flag, before anything is measured."""
+    check: Callable[[LoadedModel, str], None] = lambda loaded, field: None
+    """Refuses a model, named by a field, before anything is measured."""
 
     def reads(self, cell: Cell, *, trained: bool) -> bool:
         """Whether a model is measured in this cell."""
@@ -174,9 +175,9 @@ def evaluate_on_contexts(
         experiment = (Symbols if embedded else Texts)(settings, measuring, first, output, say)
         if not journal.known:  # before anything is measured
             for index in range(len(settings.names)):
-                loaded, flag = (_loaded(settings, index), "--against") if index else (first, "MODEL")
-                experiment.check(loaded, flag)
-                measuring.check(loaded, flag)
+                loaded, field = (_loaded(settings, index), "against") if index else (first, "model")
+                experiment.check(loaded, field)
+                measuring.check(loaded, field)
         journal.begin()
         rows = _measured(settings, first, experiment, journal, say, report)
         found = CellRows(settings.names, experiment.task, experiment.guess_rate, rows)
@@ -189,17 +190,17 @@ def _inputs(settings: ContextSettings) -> dict[str, Any]:
     """Everything that the record depends on."""
     contents: dict[str, Any] = {"the measurement": measurement_with(settings).name}
     contents["the files of MODEL"] = model_content(settings.name)
-    with naming({"MODEL": "--against"}):
+    with renamed({"model": "against"}):
         contents["the files of --against"] = [model_content(name) for name in settings.against]
     return inputs_of(settings, {**contents, **text_content(settings.name, settings.paths, settings.text_field)})
 
 
 def _loaded(settings: ContextSettings, index: int) -> LoadedModel:
-    with naming({"MODEL": "--against"} if index else {}):
+    with renamed({"model": "against"} if index else {}):
         loaded = load_model(settings.names[index], **loading_options(settings))
         chat = getattr(settings, "chat_template", False)
         if chat:
-            check_chat_template(loaded.tokenizer, f"MODEL {loaded.name}")
+            check_chat_template(loaded.tokenizer, named("model", loaded.name))
     return replace(loaded, chat=chat)
 
 
@@ -275,12 +276,13 @@ class Texts:
         end = first.tokenizer.eos_token or "\n"
         return first.tokenizer.decode(data.validation_text.tokens[:MOST_HELD_OUT].tolist()).split(end)
 
-    def check(self, loaded: LoadedModel, flag: str) -> None:
+    def check(self, loaded: LoadedModel, field: str) -> None:
         """Refuse a model that cannot use these texts."""
+        name = named(field, loaded.name)
         if loaded.settings is not None and loaded.settings.data.source == "synthetic":
-            raise InputError(f"{flag} {loaded.name} has only the vocabulary of the synthetic task, and this is text")
+            raise InputError(f"{name} has only the vocabulary of the synthetic task, and this is text")
         for contexts in self.cells.values():
-            name, limit = f"{flag} {loaded.name}", self.measuring.longest
+            limit = self.measuring.longest
             prompts_of(loaded.model, loaded.tokenizer, contexts, name, chat=loaded.chat, limit=limit)
 
     def asked(self, *, trained: bool) -> list[Cell]:
@@ -315,11 +317,13 @@ class Symbols:
         }
         self.guess_rate = tasks[0].guess_rate  # for the first question only, whatever is asked after it
 
-    def check(self, loaded: LoadedModel, flag: str) -> None:
+    def check(self, loaded: LoadedModel, field: str) -> None:
         """Refuse a model with other tokens, or with a shorter context."""
         _check_lengths((cell.length for cell in self.cells), loaded, self.measuring)
         if loaded.tokenizer.get_vocab() != self.first.tokenizer.get_vocab():
-            raise InputError(f"{flag} {loaded.name} has other words than {self.first.name}, so it cannot read them")
+            raise InputError(
+                f"{named(field, loaded.name)} has other words than {self.first.name}, so it cannot read them"
+            )
 
     def asked(self, *, trained: bool) -> list[Cell]:
         """All cells, also for an untrained model."""

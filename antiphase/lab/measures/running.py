@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import naming
-from antiphase.base.flags import Settings
 from antiphase.base.folders.journal import journal_in
 from antiphase.base.folders.ownership import undone_if_refused
 from antiphase.base.records import Record
@@ -22,6 +20,8 @@ from antiphase.lab.measures.inputs import inputs_of, model_content
 from antiphase.lab.measures.parts import Parts
 from antiphase.lab.measures.settings import ModelSettings
 from antiphase.lab.scoring.loading import load_model, openings_of, origins, refused_by_model
+from antiphase.lab.settings.flags import Settings
+from antiphase.lab.settings.naming import naming
 from antiphase.lab.text.prepare import PreparedData
 from antiphase.lab.training.device import loading_options
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import DEVICE_MAPS, DTYPE_HELP, DTYPES, Settings, argument, flag, flags_of
+from antiphase.lab.settings.flags import DEVICE_MAPS, DTYPE_HELP, DTYPES, Settings, argument, flag, flags_of
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Depths of the needle asked for: 0 at the start of a context, 1 at its end."""

@@ -28,7 +28,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.folders.contents import check_loaded
 from antiphase.base.records import DEQUANTIZED
 from antiphase.lab.scoring.probes import is_causal
@@ -92,16 +92,17 @@ def load_model(
         model, tokenizer = read_model(
             name, lambda config: _class_of(name, config), kind="model", dtype=dtype, device_map=device_map
         )
-    check_loaded(name, "MODEL")
+    check_loaded(name, "model")
     settings = Path(name) / "run.yaml"
-    run = kept_run(settings, flag="MODEL") if settings.is_file() else None
+    run = kept_run(settings, field="model") if settings.is_file() else None
     if run is not None:
         note_training(tokenizer)  # the files of earlier runs do not say so
     placed = model if device_map is not None else model.to(device)
     loaded = LoadedModel(name=name, model=placed.eval(), tokenizer=tokenizer, settings=run)
     if with_head and not is_causal(loaded.model):
         raise InputError(
-            f"MODEL {name} is not a causal language model: its logits depend on the tokens that follow; give a decoder"
+            f"{named('model', name)} is not a causal language model: its logits depend on the tokens that follow; "
+            "give a decoder"
         )
     return loaded
 
@@ -112,9 +113,9 @@ def read_without_weights(name: str) -> tuple[PreTrainedConfig, PreTrainedTokeniz
     Raises:
         InputError: there is none, it cannot be used, or it reads images or sound.
     """
-    config = read_config(name, flag="MODEL")
+    config = read_config(name, field="model")
     _class_of(name, config)
-    return config, load_tokenizer(name, flag="MODEL")
+    return config, load_tokenizer(name, field="model")
 
 
 def openings_of(loaded: LoadedModel) -> dict[str, dict[str, list[str]]]:
@@ -140,19 +141,21 @@ def _causal_class(name: str, config: PreTrainedConfig) -> type[AutoModelForCausa
     held = config.architectures or []
     has_encoder = config.model_type in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     if has_encoder and held and not set(held) & set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()):
-        raise InputError(f"MODEL {name} has the class {held[0]}, which is no causal language model; give a decoder")
+        raise InputError(
+            f"{named('model', name)} has the class {held[0]}, which is no causal language model; give a decoder"
+        )
     return AutoModelForCausalLM
 
 
 @contextmanager
-def refused_by_model(name: str, *, flag: str = "MODEL") -> Iterator[None]:
+def refused_by_model(name: str, *, field: str = "model") -> Iterator[None]:
     """Turn errors of a model (unsupported calls, results that are not finite) into input errors that name it."""
     try:
         yield
     except InputError:
         raise
     except ValueError as error:
-        raise InputError(f"{flag} {name}: {error}") from error
+        raise InputError(f"{named(field, name)}: {error}") from error
 
 
 def digest(loaded: LoadedModel) -> str:
@@ -186,8 +189,8 @@ def _class_of(name: str, config: PreTrainedConfig) -> Any:
                 reads, "other data"
             )
             raise InputError(
-                f"MODEL {name} is a {config.model_type} model, which reads {what} and no text; give a model of text, "
-                f"or use antiphase.attention_statistics(model, {reads}=...) in Python"
+                f"{named('model', name)} is a {config.model_type} model, which reads {what} and no text; give a "
+                f"model of text, or use antiphase.attention_statistics(model, {reads}=...) in Python"
             )
     return found
 

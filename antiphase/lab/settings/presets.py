@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError, nearest, shown
+from antiphase.base.errors import InputError, named, nearest, shown
 from antiphase.base.files import parse_yaml, read_yaml
 from antiphase.base.typed import assign, build, check_bounds, dotted, section
 from antiphase.lab.settings.arms import ARMS
@@ -69,18 +69,18 @@ def load_preset(
     return _preset(_read_preset(name), name, overrides, data=data, validation=validation)
 
 
-def kept_run(path: Path, *, flag: str) -> RunSettings:
-    """The settings stored in a run's folder; ``flag`` names the folder in messages.
+def kept_run(path: Path, *, field: str) -> RunSettings:
+    """The settings stored in a run's folder; ``field`` gave the folder.
 
     Raises:
         InputError: the file cannot be read or does not contain such settings.
     """
     remedy = "restore it as the run wrote it"
-    tree = read_yaml(path, flag, remedy)
+    tree = read_yaml(path, field, remedy)
     try:
         return _preset(tree, str(path)).run
     except InputError as error:
-        raise InputError(f"{flag} {path}: {error}; {remedy}") from None
+        raise InputError(f"{named(field, path)}: {error.marked}; {remedy}") from None
 
 
 def _preset(
@@ -407,11 +407,11 @@ def _check_compare(compare: CompareSettings) -> None:
 
 def _read_preset(name: str) -> dict[str, Any]:
     if Path(name).suffix in (".yaml", ".yml"):
-        return read_yaml(name, "--preset", "give a YAML mapping with model, data and training")
+        return read_yaml(name, "preset", "give a YAML mapping with model, data and training")
     if name not in preset_names():
         raise InputError(f"--preset {name}: unknown preset{nearest(name, preset_names())}")
     text = (resources.files("antiphase.lab") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    shipped: dict[str, Any] = parse_yaml(text, f"--preset {name}", "install antiphase again")
+    shipped: dict[str, Any] = parse_yaml(text, named("preset", name), "install antiphase again")
     return shipped
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.files import read_json
 from antiphase.base.folders.contents import file_digest
 from antiphase.base.records import finite, write_atomically
@@ -79,11 +79,11 @@ def registered(folder: Path, claim: Claim | None = None) -> Registration | None:
     path = folder / CLAIM_FILE
     if not path.is_file():
         return None
-    tree = read_json(path, "--output", RESTORE)
+    tree = read_json(path, "output", RESTORE)
     try:
         found = build(Registration, {**tree, "sha256": file_digest(path)})
     except (InputError, TypeError):
-        raise InputError(f"--output {path}: this is not the claim of a study; {RESTORE}") from None
+        raise InputError(f"{named('output', path)}: this is not the claim of a study; {RESTORE}") from None
     if claim is not None and finite(asdict(claim)) != {name: tree.get(name) for name in asdict(claim)}:
-        raise InputError(f"--output {path}: this is not the claim that follows from the settings; {RESTORE}")
+        raise InputError(f"{named('output', path)}: this is not the claim that follows from the settings; {RESTORE}")
     return found

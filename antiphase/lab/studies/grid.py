@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from antiphase.base.errors import InputError, naming
+from antiphase.base.errors import InputError, named, renamed
 from antiphase.base.files import read_yaml
 from antiphase.base.folders.contents import check_content, check_start, hash_of
 from antiphase.base.folders.ownership import only_one, undone_if_refused
@@ -20,6 +20,7 @@ from antiphase.base.folders.work import BROUGHT_BACK, Resumable
 from antiphase.base.records import DEQUANTIZED, Record, finite, write_atomically
 from antiphase.base.typed import build, dotted
 from antiphase.lab.scoring.needles import tasks_of
+from antiphase.lab.settings.naming import naming
 from antiphase.lab.settings.presets import CompareSettings, Preset, RunSettings, arm_run
 from antiphase.lab.studies.jobs import Job, Report, run_jobs
 from antiphase.lab.studies.runs import RunResult, run_of
@@ -164,11 +165,11 @@ class Grid:
         Raises:
             InputError: the file was changed into something that cannot be read.
         """
-        tree = read_yaml(self.output / SETTINGS, "--output", BROUGHT_BACK)
+        tree = read_yaml(self.output / SETTINGS, "output", BROUGHT_BACK)
         try:
             run, compare = build(RunSettings, tree["run"]), build(CompareSettings, tree["compare"], path="compare")
         except (InputError, KeyError, TypeError) as error:
-            place = f"--output {self.output / SETTINGS}"
+            place = named("output", self.output / SETTINGS)
             raise InputError(f"{place}: these are not the settings of a study ({error}); {BROUGHT_BACK}") from None
         return {**tree, "run": asdict(run), "compare": asdict(compare)}
 
@@ -184,7 +185,7 @@ class Grid:
         starts = {job.arm: folder for job in self.jobs if (folder := job.settings.training.start_from) is not None}
         if not starts:
             return
-        with naming({"SOURCE": "training.start_from"}):
+        with renamed({"source": "training.start_from"}):
             digests = {folder: Checkpoint(folder).digest() for folder in dict.fromkeys(starts.values())}
         check_start(self.output, hash_of({arm: digests[folder] for arm, folder in starts.items()}))
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from antiphase.base.flags import Settings, flag
+from antiphase.lab.settings.flags import Settings, flag
 from antiphase.lab.settings.presets import Preset, check_followed, load_preset
 from antiphase.lab.training.execution.settings import ExecutorSettings
 

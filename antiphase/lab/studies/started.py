@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError, naming
+from antiphase.base.errors import InputError, named, renamed
 from antiphase.lab.settings.presets import ModelSettings, RunSettings, kept_run, parse_override
 from antiphase.lab.text.files import HUB_NAME
 from antiphase.lab.text.prepare import seen_text
@@ -22,7 +22,7 @@ OF_RUNS = ("kind", "dex_steps", "rope_theta", ROTATED)
 """Settings of a run's model that are no field of a configuration, or do not belong to the weights."""
 
 
-def model_settings(config: AntiphaseConfig, *, flag: str) -> dict[str, Any]:
+def model_settings(config: AntiphaseConfig, *, place: str) -> dict[str, Any]:
     """``model.NAME`` of a run whose model has this configuration.
 
     Raises:
@@ -30,7 +30,7 @@ def model_settings(config: AntiphaseConfig, *, flag: str) -> dict[str, Any]:
     """
     rope = config.rope_parameters
     if rope.get("rope_type", "default") != "default":
-        raise InputError(f"{flag} has a RoPE of type {rope['rope_type']!r}; only a plain one can be trained further")
+        raise InputError(f"{place} has a RoPE of type {rope['rope_type']!r}; only a plain one can be trained further")
     names = [field.name for field in dataclasses.fields(ModelSettings) if field.name not in OF_RUNS]
     found = {name: getattr(config, name) for name in names}
     found |= {"rope_theta": rope["rope_theta"], ROTATED: rope.get(ROTATED, 1.0)}
@@ -60,25 +60,25 @@ def _differs(value: Any, own: Any) -> bool:
         return False  # no number, which is refused as such
 
 
-def overrides_from(folder: str, further: Sequence[str] = (), *, flag: str) -> list[str]:
-    """``KEY=VALUE`` that make a preset's run go on from the model in ``folder``; ``flag`` names it in messages.
+def overrides_from(folder: str, further: Sequence[str] = (), *, field: str) -> list[str]:
+    """``KEY=VALUE`` that make a preset's run go on from the model in ``folder``; ``field`` gave it.
 
     Raises:
         InputError: it is no model of this package, or has settings that a run cannot have; or overrides that follow,
             ``further``, give it other sizes.
     """
-    with naming({"SOURCE": flag}):
+    with renamed({"source": field}):
         source = Checkpoint(folder)
         config = source.config
         if isinstance(config, AntiphaseConfig):
             source.check_dtypes()
     if not isinstance(config, AntiphaseConfig):
         raise InputError(
-            f"{flag} {folder} is a model of type {config.model_type!r}; give what this writes: antiphase convert "
-            f"{folder} NEW --to antiphase"
+            f"{named(field, folder)} is a model of type {config.model_type!r}; give what this writes: antiphase "
+            f"convert {folder} NEW --to antiphase"
         )
-    check_sizes(further, config, f"the model of {flag} {folder}")
-    settings = model_settings(config, flag=f"{flag} {folder}")
+    check_sizes(further, config, f"the model of {named(field, folder)}")
+    settings = model_settings(config, place=named(field, folder))
     settings |= {"training.start_from": folder, "data.tokenizer": folder}
     return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
 
@@ -95,14 +95,14 @@ def check_unseen(run: RunSettings) -> None:
     if data.source != "text":
         return
     while start is not None and (path := Path(start) / SETTINGS).is_file():
-        before = kept_run(path, flag="training.start_from")
+        before = kept_run(path, field="training.start_from")
         trained = before.data
         split = ("paths", "validation_share", "sequence_length", "validation")
         is_same_split = all(getattr(trained, name) == getattr(data, name) for name in split)
         if trained.source == "text" and not is_same_split:
             named = "--validation" if data.validation else "--data"
             there = [text for text in trained.paths if _is_there(text)]
-            if found := seen_text(there, data.validation or data.paths, flag=f"data.paths of {start}"):
+            if found := seen_text(there, data.validation or data.paths, field=f"data.paths of {start}"):
                 share = "" if data.validation else ", and a share of it would be held out"
                 raise InputError(
                     f"{named} {found[0]}: that model was trained on it{share}; give --validation text on which it was "

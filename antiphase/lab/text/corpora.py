@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.files import reading, whole_text
 from antiphase.lab.text.files import (
     DELIMITERS,
@@ -37,23 +37,23 @@ ROWS_CHECKED = 1000
 FINGERPRINT_FORMAT = b"antiphase corpus 1\n"
 
 
-def documents(paths: Sequence[str], *, text_field: str | None = None, flag: str = "--data") -> Iterator[str]:
+def documents(paths: Sequence[str], *, text_field: str | None = None, field: str = "data") -> Iterator[str]:
     """The documents of files, folders and Hub datasets, in the given order, without empty ones.
 
     Args:
         paths: the paths or names that the user gave.
         text_field: the column of tables that contains the text; None means ``text``, else the only column of strings.
-        flag: the option with which ``paths`` were given, for messages.
+        field: the argument with which ``paths`` were given, for messages.
 
     Raises:
         InputError: at the call, if a path is missing, empty, or has nothing readable; during iteration, if a file is
             malformed or not UTF-8, the column is missing or ambiguous, every document is empty, or a Hub dataset does
             not exist or cannot be reached.
     """
-    return _documents(sources(paths, flag), text_field, flag)
+    return _documents(sources(paths, field), text_field, field)
 
 
-def fingerprint(paths: Sequence[str], text_field: str | None = None, *, flag: str = "--data") -> str:
+def fingerprint(paths: Sequence[str], text_field: str | None = None, *, field: str = "data") -> str:
     """SHA-256 (hexadecimal) of what ``documents`` would read: content, order and names below each folder.
 
     It does not depend on the location or name of a folder. A Hub dataset is identified by its name and the hash that
@@ -69,33 +69,33 @@ def fingerprint(paths: Sequence[str], text_field: str | None = None, *, flag: st
         total.update(json.dumps(parts).encode() + b"\n")
 
     add("text_field", text_field)
-    for source in sources(paths, flag):
+    for source in sources(paths, field):
         if isinstance(source, HubDataset):
-            add("hub", source.name, source.config, source.split, hub_revision(source, flag))
+            add("hub", source.name, source.config, source.split, hub_revision(source, field))
             continue
         add("files", str(len(source.entries)))
         for name, path in source.entries:
-            with reading(path, flag), open(path, "rb") as file:
+            with reading(path, field), open(path, "rb") as file:
                 add(name, hashlib.file_digest(file, "sha256").hexdigest())
     return total.hexdigest()
 
 
-def _documents(sources: Sequence[Files | HubDataset], text_field: str | None, flag: str) -> Iterator[str]:
+def _documents(sources: Sequence[Files | HubDataset], text_field: str | None, field: str) -> Iterator[str]:
     for source in sources:
         found = False
-        for text in texts_of(whole_parts(source), text_field, flag):
+        for text in texts_of(whole_parts(source), text_field, field):
             found = True
             yield text
         if not found:
-            raise empty(source, flag)
+            raise empty(source, field)
 
 
-def empty(source: Files | HubDataset, flag: str) -> InputError:
+def empty(source: Files | HubDataset, field: str) -> InputError:
     """The error for a source without text."""
-    return InputError(f"{flag} {source.given}: every document in it is empty; give one that holds text")
+    return InputError(f"{named(field, source.given)}: every document in it is empty; give one that holds text")
 
 
-def texts_of(parts: Iterable[Part], text_field: str | None = None, flag: str = "--data") -> Iterator[str]:
+def texts_of(parts: Iterable[Part], text_field: str | None = None, field: str = "data") -> Iterator[str]:
     """The documents of some parts of a corpus, without empty ones; the first may be the rest of one.
 
     Raises:
@@ -103,15 +103,15 @@ def texts_of(parts: Iterable[Part], text_field: str | None = None, flag: str = "
     """
     for part in parts:
         found = False
-        for text in _texts(part, text_field, flag):
+        for text in _texts(part, text_field, field):
             if text.strip():
                 found = True
                 yield text
         if not found and part.end is None and isinstance(part.place, Path) and kind_of(part.place) != ".txt":
-            raise InputError(f"{flag} {part.place}: every document in it is empty; write it again, or remove it")
+            raise InputError(f"{named(field, part.place)}: every document in it is empty; write it again, or remove it")
 
 
-def check_columns(sources: Iterable[Files | HubDataset], text_field: str | None, flag: str) -> None:
+def check_columns(sources: Iterable[Files | HubDataset], text_field: str | None, field: str) -> None:
     """Read the first rows of every table, so that most wrong columns are found before hours of tokenization.
 
     Raises:
@@ -121,26 +121,26 @@ def check_columns(sources: Iterable[Files | HubDataset], text_field: str | None,
         for part in whole_parts(source):
             if isinstance(part.place, HubDataset) or kind_of(part.place) != ".txt":
                 has_types = isinstance(part.place, Path) and kind_of(part.place) == ".parquet"
-                for _ in islice(_texts(part, text_field, flag), 1 if has_types else ROWS_CHECKED):
+                for _ in islice(_texts(part, text_field, field), 1 if has_types else ROWS_CHECKED):
                     pass
 
 
-def _texts(part: Part, text_field: str | None, flag: str) -> Iterator[str]:
+def _texts(part: Part, text_field: str | None, field: str) -> Iterator[str]:
     place = part.place
     if isinstance(place, HubDataset):
-        rows = hub_rows(place, flag, part=None if part.end is None else part.start)
-        yield from _of_column(rows, part, text_field, _strings, hub_rows(place, flag))
+        rows = hub_rows(place, field, part=None if part.end is None else part.start)
+        yield from _of_column(rows, part, text_field, _strings, hub_rows(place, field))
         return
     kind = kind_of(place)
     if kind == ".parquet":
-        yield from _parquet_texts(part, place, text_field, flag)
+        yield from _parquet_texts(part, place, text_field, field)
     elif kind == ".jsonl":
-        rows = json_rows(place, flag, start=part.start, end=part.end, first=part.line)
-        yield from _of_column(rows, part, text_field, _strings, json_rows(place, flag))
+        rows = json_rows(place, field, start=part.start, end=part.end, first=part.line)
+        yield from _of_column(rows, part, text_field, _strings, json_rows(place, field))
     elif kind in DELIMITERS:
-        yield from _csv_texts(part, place, DELIMITERS[kind], text_field, flag)
+        yield from _csv_texts(part, place, DELIMITERS[kind], text_field, field)
     else:
-        yield whole_text(place, flag, start=part.start, end=part.end)
+        yield whole_text(place, field, start=part.start, end=part.end)
 
 
 Rows = Iterable[tuple[str, dict[str, Any]]]
@@ -185,7 +185,7 @@ def _strings(row: dict[str, Any]) -> list[str]:
     return [name for name, value in row.items() if isinstance(value, str)]
 
 
-def _csv_texts(part: Part, path: Path, delimiter: str, text_field: str | None, flag: str) -> Iterator[str]:
+def _csv_texts(part: Part, path: Path, delimiter: str, text_field: str | None, field: str) -> Iterator[str]:
     def check(names: list[str], place: str) -> None:
         if text_field is not None:
             _column(names, names, text_field, place)
@@ -193,7 +193,7 @@ def _csv_texts(part: Part, path: Path, delimiter: str, text_field: str | None, f
     def strings(row: dict[str, Any]) -> list[str]:
         return [name for name, value in row.items() if value.strip() and not _is_number(value)]
 
-    yield from _of_column(csv_rows(path, delimiter, flag, see_header=check), part, text_field, strings, ())
+    yield from _of_column(csv_rows(path, delimiter, field, see_header=check), part, text_field, strings, ())
 
 
 def _is_number(value: str) -> bool:
@@ -204,11 +204,11 @@ def _is_number(value: str) -> bool:
     return True
 
 
-def _parquet_texts(part: Part, path: Path, text_field: str | None, flag: str) -> Iterator[str]:
+def _parquet_texts(part: Part, path: Path, text_field: str | None, field: str) -> Iterator[str]:
     def choose(names: list[str], strings: list[str]) -> list[str]:
-        return [_column(names, strings, text_field, f"{flag} {path}")]
+        return [_column(names, strings, text_field, named(field, path))]
 
-    for place, row in parquet_rows(path, flag, choose, start=part.start, end=part.end):
+    for place, row in parquet_rows(path, field, choose, start=part.start, end=part.end):
         (column,) = row
         yield _cell(row, column, place)
 

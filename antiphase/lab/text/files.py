@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named, worded
 from antiphase.base.files import lines, most_unpacked, one_line, parse_json, reading, unpacks_to_too_much
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class HubDataset:
 # ------------------------------------------------------------------------------------------ finding
 
 
-def sources(paths: Sequence[str], flag: str) -> list[Files | HubDataset]:
+def sources(paths: Sequence[str], field: str) -> list[Files | HubDataset]:
     """The files or Hub dataset of each path.
 
     Raises:
@@ -77,38 +77,38 @@ def sources(paths: Sequence[str], flag: str) -> list[Files | HubDataset]:
     if isinstance(paths, str):
         raise TypeError(f"paths must be a list of paths, got the string {paths!r}")
     if not paths:
-        raise InputError(f"{flag} needs at least one file, folder or Hub dataset name")
+        raise InputError(f"{named(field)} needs at least one file, folder or Hub dataset name")
     if "" in paths:  # as a path, it would be the working directory
-        raise InputError(f"{flag} must not be empty; give a file, a folder or a Hub dataset name")
-    return [_source(str(given), flag) for given in paths]
+        raise InputError(f"{named(field)} must not be empty; give a file, a folder or a Hub dataset name")
+    return [_source(str(given), field) for given in paths]
 
 
-def _source(given: str, flag: str) -> Files | HubDataset:
-    path = Path(os.path.expanduser(given))
+def _source(given: str, field: str) -> Files | HubDataset:
+    path, at = Path(os.path.expanduser(given)), named(field, given)
     if path.is_dir():
-        return _folder(given, path, flag)
+        return _folder(given, path, field)
     if path.is_file():
         if kind_of(path) is None:
-            raise InputError(f"{flag} {given}: files of this kind cannot be read as text; convert it to {READABLE}")
+            raise InputError(f"{at}: files of this kind cannot be read as text; convert it to {READABLE}")
         if path.stat().st_size == 0:
-            raise InputError(f"{flag} {given}: the file is empty; give a file that holds text")
+            raise InputError(f"{at}: the file is empty; give a file that holds text")
         return Files(given, ((path.name, path),))
     if path.exists():
-        raise InputError(f"{flag} {given}: this is neither a file nor a folder; save the text to a file first")
+        raise InputError(f"{at}: this is neither a file nor a folder; save the text to a file first")
     match = HUB_NAME.fullmatch(given)
     # In an existing local folder, a mistyped path is far more likely than a dataset
     if match is None or path.parent.is_dir():
-        raise InputError(f"{flag} {given}: there is no such file or folder; check the path")
+        raise InputError(f"{at}: there is no such file or folder; check the path")
     return HubDataset(given, match["name"], match["config"], match["split"] or "train")
 
 
-def _folder(given: str, folder: Path, flag: str) -> Files:
+def _folder(given: str, folder: Path, field: str) -> Files:
     entries = []
     skipped = []
 
     def refuse(error: OSError) -> None:
-        place = f"{flag} {error.filename}"
-        raise InputError(f"{place}: the folder cannot be read ({error.strerror}); check its permissions")
+        at = named(field, error.filename)
+        raise InputError(f"{at}: the folder cannot be read ({error.strerror}); check its permissions")
 
     seen = {os.path.realpath(folder)}
     for place, names, files in os.walk(folder, onerror=refuse, followlinks=True):
@@ -118,18 +118,19 @@ def _folder(given: str, folder: Path, flag: str) -> Files:
             if name.startswith("."):
                 continue
             if path.is_symlink() and not path.exists():
-                raise InputError(f"{flag} {path}: the link leads nowhere; repair or remove it")
+                raise InputError(f"{named(field, path)}: the link leads nowhere; repair or remove it")
             if kind_of(path) is None or not path.is_file():
                 skipped.append(path.relative_to(folder).as_posix())
             elif path.stat().st_size == 0 and kind_of(path) != ".txt":
-                raise InputError(f"{flag} {path}: the file is empty; write it again, or remove it from the folder")
+                again = "write it again, or remove it from the folder"
+                raise InputError("the file is empty", again, field=field, path=path)
             elif path.stat().st_size > 0:
                 entries.append((path.relative_to(folder).as_posix(), path))
     if not entries:
-        raise InputError(f"{flag} {given}: the folder holds no file with text in it; put {READABLE} there")
+        raise InputError(f"{named(field, given)}: the folder holds no file with text in it; put {READABLE} there")
     if skipped:
-        first = min(skipped)
-        logger.warning("%s %s: left out %d files that are not text, such as %s", flag, given, len(skipped), first)
+        first, place = min(skipped), worded(named(field, given))
+        logger.warning("%s: left out %d files that are not text, such as %s", place, len(skipped), first)
     return Files(given, tuple(sorted(entries, key=lambda entry: entry[0].split("/"))))
 
 
@@ -158,13 +159,13 @@ def kind_of(path: Path) -> str | None:
 
 
 def json_rows(
-    path: Path, flag: str, *, start: int = 0, end: int | None = None, first: int = 1
+    path: Path, field: str, *, start: int = 0, end: int | None = None, first: int = 1
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Place (``--data FILE, line 3``) and object of each line that is not empty; other arguments as for ``lines``."""
-    for number, line in enumerate(lines(path, flag, start=start, end=end, first=first), start=first):
+    """Place (``data FILE, line 3``) and object of each line that is not empty; other arguments as for ``lines``."""
+    for number, line in enumerate(lines(path, field, start=start, end=end, first=first), start=first):
         if not line.strip():
             continue
-        place = f"{flag} {path}, line {number}"
+        place = f"{named(field, path)}, line {number}"
         row = parse_json(line, place, "write one JSON object a line")
         if not isinstance(row, dict):
             raise InputError(
@@ -176,7 +177,7 @@ def json_rows(
 def csv_rows(
     path: Path,
     delimiter: str,
-    flag: str,
+    field: str,
     *,
     header: Sequence[str] | None = None,
     see_header: Callable[[list[str], str], None] = lambda names, place: None,
@@ -187,11 +188,11 @@ def csv_rows(
     """
     csv.field_size_limit(2**31 - 1)  # the default refuses documents of more than 128 KiB
     # strict, because a stray quote would otherwise silently swallow all rows up to the next one
-    rows = csv.reader(lines(path, flag), delimiter=delimiter, strict=True)
+    rows = csv.reader(lines(path, field), delimiter=delimiter, strict=True)
     names = None if header is None else list(header)
     try:
         for row in rows:
-            place = f"{flag} {path}, line {rows.line_num}"
+            place = f"{named(field, path)}, line {rows.line_num}"
             if not row:
                 continue
             if names is None:
@@ -206,12 +207,13 @@ def csv_rows(
                 )
             yield place, dict(zip(names, row, strict=True))
     except csv.Error as error:
-        raise InputError(f"{flag} {path}, line {rows.line_num}: malformed row ({error}); repair its quotes") from None
+        at = f"{named(field, path)}, line {rows.line_num}"
+        raise InputError(f"{at}: malformed row ({error}); repair its quotes") from None
 
 
 def parquet_rows(
     path: Path,
-    flag: str,
+    field: str,
     choose: Callable[[list[str], list[str]], list[str]] = lambda names, strings: names,
     *,
     start: int = 0,
@@ -222,24 +224,24 @@ def parquet_rows(
     Args:
         start, end: the row groups to read.
     """
-    with _parquet_file(path, flag) as file:
+    with _parquet_file(path, field) as file:
         schema = file.schema_arrow
-        _check_different(schema.names, f"{flag} {path}")
-        columns = choose(schema.names, [field.name for field in schema if _is_string(field.type)])
+        _check_different(schema.names, named(field, path))
+        columns = choose(schema.names, [one.name for one in schema if _is_string(one.type)])
         groups = range(file.num_row_groups)[start:end]
         left = most_unpacked(path)
         for group in groups:
             largest = _largest_column(file.metadata.row_group(group), columns)
             if largest > most_unpacked(path):
-                raise unpacks_to_too_much(path, flag)
+                raise unpacks_to_too_much(path, field)
             # No text is longer than the unpacked column, but each may be as long where equal ones are stored once
             rows = max(1, min(BATCH_ROWS, BATCH_BYTES // max(1, largest)))
             for batch in file.iter_batches(batch_size=rows, columns=columns, row_groups=[group]):
                 for row in batch.to_pylist():
                     left -= sum(len(value) for value in row.values() if isinstance(value, str))
                     if left < 0:
-                        raise unpacks_to_too_much(path, flag)
-                    yield f"{flag} {path}", row
+                        raise unpacks_to_too_much(path, field)
+                    yield named(field, path), row
 
 
 def _check_different(names: Sequence[str], place: str) -> None:
@@ -261,26 +263,27 @@ def _largest_column(group: Any, columns: Sequence[str]) -> int:
     return max(chosen, default=0)
 
 
-def parquet_groups(path: Path, flag: str) -> list[int]:
+def parquet_groups(path: Path, field: str) -> list[int]:
     """Size in bytes of each row group, unpacked."""
-    with _parquet_file(path, flag) as file:
+    with _parquet_file(path, field) as file:
         return [file.metadata.row_group(index).total_byte_size for index in range(file.num_row_groups)]
 
 
 @contextmanager
-def _parquet_file(path: Path, flag: str) -> Iterator[Any]:
+def _parquet_file(path: Path, field: str) -> Iterator[Any]:
     """The opened file; errors of its format are input errors that name it."""
     import pyarrow
     import pyarrow.parquet
 
     try:  # a buffer for all row groups would hold the whole file in memory
-        with reading(path, flag), pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
+        with reading(path, field), pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:
             yield file
     except pyarrow.ArrowException as error:
-        reason = one_line(str(error))
-        raise InputError(f"{flag} {path}: this is not a whole Parquet file ({reason}); write it again") from None
+        problem = f"this is not a whole Parquet file ({one_line(error)})"
+        raise InputError(problem, "write it again", field=field, path=path) from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{flag} {path}: a text in it is not UTF-8 ({error.reason}); save it as UTF-8") from None
+        problem = f"a text in it is not UTF-8 ({error.reason})"
+        raise InputError(problem, "save it as UTF-8", field=field, path=path) from None
 
 
 def _is_string(kind: Any) -> bool:
@@ -295,11 +298,11 @@ def _is_string(kind: Any) -> bool:
 
 
 @contextmanager
-def _hub_errors(source: HubDataset, flag: str) -> Iterator[None]:
+def _hub_errors(source: HubDataset, field: str) -> Iterator[None]:
     """Convert errors of ``datasets`` to input errors that name the dataset."""
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
 
-    place = f"{flag} {source.given}"
+    place = named(field, source.given)
     try:
         yield
     except InputError:
@@ -320,11 +323,11 @@ def _hub_errors(source: HubDataset, flag: str) -> Iterator[None]:
         raise InputError(f"{place}: the dataset cannot be read ({reason}); name it owner/name:config@split") from None
 
 
-def hub_revision(source: HubDataset, flag: str) -> str:
+def hub_revision(source: HubDataset, field: str) -> str:
     """The hash that ``datasets`` gives the current revision, with the configuration."""
     import datasets
 
-    with _hub_errors(source, flag):
+    with _hub_errors(source, field):
         builder = datasets.load_dataset_builder(source.name, source.config)
         return f"{builder.hash} {builder.config.name}"
 
@@ -337,22 +340,22 @@ def is_same_part(one: HubDataset, other: HubDataset) -> bool:
     """
     if (one.name.lower(), one.split) != (other.name.lower(), other.split):  # the Hub ignores the case of names
         return False
-    return one.config == other.config or hub_revision(one, "--validation") == hub_revision(other, "--data")
+    return one.config == other.config or hub_revision(one, "validation") == hub_revision(other, "data")
 
 
-def hub_rows(source: HubDataset, flag: str, *, part: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+def hub_rows(source: HubDataset, field: str, *, part: int | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Place and content of each row, of all files of the dataset or of file ``part``."""
-    with _hub_errors(source, flag):
+    with _hub_errors(source, field):
         rows = _hub_stream(source)
         if part is not None:
             rows = rows.shard(num_shards=rows.num_shards, index=part)
         for row in rows:
-            yield f"{flag} {source.given}", row
+            yield named(field, source.given), row
 
 
-def hub_parts(source: HubDataset, flag: str) -> int:
+def hub_parts(source: HubDataset, field: str) -> int:
     """Number of files of the dataset, in the order in which its rows come."""
-    with _hub_errors(source, flag):
+    with _hub_errors(source, field):
         return int(_hub_stream(source).num_shards)
 
 

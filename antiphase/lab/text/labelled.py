@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError, nearest
+from antiphase.base.errors import InputError, named, nearest, worded
 from antiphase.base.files import is_utf8, lines, whole_text
 from antiphase.lab.text.files import DELIMITERS, Files, csv_rows, hub_rows, json_rows, kind_of, parquet_rows, sources
 
@@ -43,7 +43,7 @@ def labelled_rows(
     split: str | None = None,
     header: Sequence[str] | None = None,
     latin: bool = False,
-    flag: str = "--data",
+    field: str = "data",
 ) -> list[Row]:
     """All rows of a file, a folder or a Hub dataset, or of one plain text file per label.
 
@@ -57,23 +57,23 @@ def labelled_rows(
         InputError: there is nothing to read, or a row cannot be read; the message names file and line.
     """
     if isinstance(given, Mapping):
-        files = {label: _plain_file(path, flag) for label, path in given.items()}
+        files = {label: _plain_file(path, field) for label, path in given.items()}
         return [
             Row(place, {"text": text, "label": label})
             for label, path in files.items()
-            for place, text in text_lines(path, flag, latin=latin)
+            for place, text in text_lines(path, field, latin=latin)
         ]
     rows: list[Row] = []
-    for source in sources([given], flag):
+    for source in sources([given], field):
         if isinstance(source, Files):
             for _, path in source.entries:
-                rows += _rows_of(path, split, header, flag, latin=latin)
+                rows += _rows_of(path, split, header, field, latin=latin)
         else:
             if split is not None and "@" not in given:
                 source = replace(source, split=split)
-            rows += _numbered(hub_rows(source, flag))
+            rows += _numbered(hub_rows(source, field))
     if not rows:
-        raise InputError(f"{flag} {given}: it holds no rows; give a file with labelled text")
+        raise InputError(f"{named(field, given)}: it holds no rows; give a file with labelled text")
     for row in rows:
         try:
             json.dumps(row.values, ensure_ascii=False, default=str).encode()
@@ -94,44 +94,44 @@ def _without_nulls(value: Any) -> Any:
 def warn_of_empty(places: Sequence[str]) -> None:
     """One warning about the rows whose text is empty, if there are any."""
     if places:
-        logger.warning("%s: the text is empty (%d such rows); it is kept", places[0], len(places))
+        logger.warning("%s: the text is empty (%d such rows); it is kept", worded(places[0]), len(places))
 
 
-def column_of(path: str, *, flag: str = "--data") -> list[str]:
+def column_of(path: str, *, field: str = "data") -> list[str]:
     """A further column, in a plain text file with one value per line."""
-    return [text for _, text in text_lines(_plain_file(path, flag), flag)]
+    return [text for _, text in text_lines(_plain_file(path, field), field)]
 
 
-def _plain_file(given: str, flag: str) -> Path:
+def _plain_file(given: str, field: str) -> Path:
     """
     Raises:
         InputError: there is no such file, or it is a folder, a table or a dataset of the Hub.
     """
-    (source,) = sources([given], flag)
+    (source,) = sources([given], field)
     if isinstance(source, Files) and not os.path.isdir(os.path.expanduser(given)):
         path = source.entries[0][1]
         if kind_of(path) == ".txt":
             return path
-    raise InputError(f"{flag} {given}: one plain text file is needed here, with one text a line")
+    raise InputError(f"{named(field, given)}: one plain text file is needed here, with one text a line")
 
 
-def _rows_of(path: Path, split: str | None, header: Sequence[str] | None, flag: str, *, latin: bool) -> list[Row]:
+def _rows_of(path: Path, split: str | None, header: Sequence[str] | None, field: str, *, latin: bool) -> list[Row]:
     kind = kind_of(path)
     plain = Path(path.stem) if path.suffix.lower() == ".gz" else path
     if plain.suffix.lower() == ".json":
-        return list(_json_document(path, split, flag))
+        return list(_json_document(path, split, field))
     if split is not None:
         raise InputError(
-            f"{flag} {path}: only .json files and datasets of the Hub have splits; set split and "
+            f"{named(field, path)}: only .json files and datasets of the Hub have splits; set split and "
             f"demonstrations_split to null, also those of a template (here {split})"
         )
     if kind == ".jsonl":
-        return [Row(place, values) for place, values in json_rows(path, flag)]
+        return [Row(place, values) for place, values in json_rows(path, field)]
     if kind in DELIMITERS:
-        return [Row(place, dict(v)) for place, v in csv_rows(path, DELIMITERS[kind], flag, header=header)]
+        return [Row(place, dict(v)) for place, v in csv_rows(path, DELIMITERS[kind], field, header=header)]
     if kind == ".parquet":
-        return _numbered(parquet_rows(path, flag))
-    return list(_label_lines(path, flag, latin=latin))
+        return _numbered(parquet_rows(path, field))
+    return list(_label_lines(path, field, latin=latin))
 
 
 def _numbered(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[Row]:
@@ -139,32 +139,32 @@ def _numbered(rows: Iterable[tuple[str, dict[str, Any]]]) -> list[Row]:
     return [Row(f"{place}, row {number}", values) for number, (place, values) in enumerate(rows, start=1)]
 
 
-def text_lines(path: Path, flag: str, *, latin: bool = False) -> Iterator[tuple[str, str]]:
+def text_lines(path: Path, field: str, *, latin: bool = False) -> Iterator[tuple[str, str]]:
     """Place and text of each line; ``latin``: as for ``labelled_rows``.
 
     Raises:
         InputError: a line is empty.
     """
-    is_latin = latin and not is_utf8(path, flag)
+    is_latin = latin and not is_utf8(path, field)
     if is_latin:
-        logger.warning("%s %s: the text is not UTF-8, it is read as Latin-1", flag, path)
-    for number, line in enumerate(lines(path, flag, encoding="latin-1" if is_latin else "utf-8"), start=1):
+        logger.warning("%s: the text is not UTF-8, it is read as Latin-1", worded(named(field, path)))
+    for number, line in enumerate(lines(path, field, encoding="latin-1" if is_latin else "utf-8"), start=1):
         text = line.removesuffix("\n").removesuffix("\r")
-        place = f"{flag} {path}, line {number}"
+        place = f"{named(field, path)}, line {number}"
         if not text.strip():
             raise InputError(f"{place}: the line is empty; remove it")
         yield place, text
 
 
-def _label_lines(path: Path, flag: str, *, latin: bool) -> Iterator[Row]:
+def _label_lines(path: Path, field: str, *, latin: bool) -> Iterator[Row]:
     found = []
-    for place, line in text_lines(path, flag, latin=latin):
+    for place, line in text_lines(path, field, latin=latin):
         if line[0].isspace():
             raise InputError(f"{place}: the line begins without a label; write the label, a space and the text")
         label = line.split(None, 1)[0]
         text = line[len(label) + 1 :]
         if not text.strip():
-            logger.warning("%s: the label %s has no text; it is kept", place, label)
+            logger.warning("%s: the label %s has no text; it is kept", worded(place), label)
         found.append((place, label, text))
     nested = all(":" in label for _, label, _ in found)
     for place, label, text in found:
@@ -172,17 +172,16 @@ def _label_lines(path: Path, flag: str, *, latin: bool) -> Iterator[Row]:
         yield Row(place, {"text": text, "label": label, **coarse})
 
 
-def _json_document(path: Path, split: str | None, flag: str) -> Iterator[Row]:
+def _json_document(path: Path, split: str | None, field: str) -> Iterator[Row]:
     """Rows of a whole JSON document, or of JSON Lines in a ``.json`` file."""
-    text = whole_text(path, flag)
+    text, place = whole_text(path, field), named(field, path)
     try:
         tree = json.loads(text)
     except ValueError:  # more than one document: read it as JSON Lines, with its error messages
-        yield from (Row(place, values) for place, values in json_rows(path, flag))
+        yield from (Row(place, values) for place, values in json_rows(path, field))
         return
     except RecursionError:
-        raise InputError(f"{flag} {path}: its brackets are nested too deeply; write one JSON object a line") from None
-    place = f"{flag} {path}"
+        raise InputError(f"{place}: its brackets are nested too deeply; write one JSON object a line") from None
     if isinstance(tree, dict) and isinstance(tree.get("data"), list):
         if tree["data"] and all(isinstance(item, dict) and "paragraphs" in item for item in tree["data"]):
             yield from _squad(tree["data"], place)

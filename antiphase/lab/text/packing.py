@@ -16,7 +16,7 @@ from filelock import FileLock
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.folders.contents import file_digest
 from antiphase.base.records import PACKAGES, environment, write_atomically
 from antiphase.lab.text.corpora import fingerprint
@@ -36,8 +36,8 @@ class PackedTokens:
     tokens: np.ndarray[Any, np.dtype[Any]]
     """Memory-mapped ids, (count,), uint16 or uint32: documents separated by the end token."""
     sequence_length: int
-    flag: str = "--data"
-    """The option with which the text was given, for messages."""
+    field: str = "data"
+    """The argument with which the text was given, for messages."""
     content: str = ""
     """Digest of the corpus and the tokenizer."""
     ends: tuple[int, ...] = ()
@@ -93,7 +93,7 @@ class PackedTokens:
         blocks = len(self)
         if blocks < 2:
             raise InputError(
-                f"{self.flag} holds {len(self.tokens)} tokens, {blocks} whole block{'s' * (blocks != 1)} of "
+                f"{named(self.field)} holds {len(self.tokens)} tokens, {blocks} whole block{'s' * (blocks != 1)} of "
                 f"{self.sequence_length}, and holding out validation takes 2; give more text, a smaller "
                 "data.sequence_length, or validation text of its own with --validation"
             )
@@ -109,7 +109,7 @@ def pack(
     sequence_length: int,
     cache: Path,
     text_field: str | None = None,
-    flag: str = "--data",
+    field: str = "data",
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
     say: Callable[[str], None] = lambda message: None,
@@ -124,7 +124,7 @@ def pack(
     kept as such (files use ``<|endoftext|>`` to separate documents).
 
     Args:
-        paths, text_field, flag: as for ``documents``.
+        paths, text_field, field: as for ``documents``.
         sequence_length: number of tokens in a block.
         cache: folder, created if missing: ``KEY.tokens`` (little-endian ids) with ``KEY.json``.
         workers: number of processes that tokenize; None means one per core. It changes no token.
@@ -137,7 +137,7 @@ def pack(
     if sequence_length < 1:
         raise InputError(f"data.sequence_length must be at least 1, got {sequence_length}")
     backend, end, largest = backend_of(tokenizer)
-    content = fingerprint(paths, text_field, flag=flag)
+    content = fingerprint(paths, text_field, field=field)
     identity = {"content": content, "tokenizer": _digest(backend.to_str()), "end": end, "format": FORMAT}
     name = _digest(json.dumps(identity, sort_keys=True))[:32]
     kind = np.dtype("<u2" if largest < 1 << 16 else "<u4")
@@ -146,7 +146,7 @@ def pack(
     with FileLock(cache / f".{name}.lock"):
         ends = _ends(data, sidecar, kind, len(paths))
         if ends is None:
-            corpus = Corpus(tuple(sources(paths, flag)), backend.to_str(), end, kind.name, text_field, flag)
+            corpus = Corpus(tuple(sources(paths, field)), backend.to_str(), end, kind.name, text_field, field)
             counts = write_tokens(data, corpus, workers=workers, progress=progress or (lambda tokens: None), say=say)
             ends = tuple(counts["ends"])
             versions = {package: version for package, version in environment().items() if package in PACKAGES}
@@ -158,10 +158,10 @@ def pack(
         tokens = np.memmap(data, dtype=kind, mode="r")
     if len(tokens) < sequence_length:
         raise InputError(
-            f"{flag} holds {len(tokens)} tokens, less than one block of data.sequence_length={sequence_length}; "
-            "give more text or a smaller data.sequence_length"
+            f"{named(field)} holds {len(tokens)} tokens, less than one block of "
+            f"data.sequence_length={sequence_length}; give more text or a smaller data.sequence_length"
         )
-    return PackedTokens(tokens, sequence_length, flag, content=name, ends=ends)
+    return PackedTokens(tokens, sequence_length, field, content=name, ends=ends)
 
 
 def backend_of(tokenizer: PreTrainedTokenizerBase) -> tuple[Tokenizer, int, int]:

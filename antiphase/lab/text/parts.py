@@ -66,7 +66,7 @@ def whole_parts(source: Files | HubDataset, number: int = 0) -> list[Part]:
     return [Part(number, path, size=path.stat().st_size) for _, path in source.entries]
 
 
-def shards_of(sources: Sequence[Files | HubDataset], flag: str, unchanged: Unchanged | None) -> list[Shard]:
+def shards_of(sources: Sequence[Files | HubDataset], field: str, unchanged: Unchanged | None) -> list[Shard]:
     """The corpus as shards, in reading order.
 
     Args:
@@ -79,7 +79,7 @@ def shards_of(sources: Sequence[Files | HubDataset], flag: str, unchanged: Uncha
     for number, source in enumerate(sources):
         gathered: list[Part] = []
         for whole in whole_parts(source, number):
-            for part in _cut(whole, flag, unchanged):
+            for part in _cut(whole, field, unchanged):
                 gathered.append(part)
                 if part.size is None or sum(one.size or 0 for one in gathered) >= SHARD:
                     shards.append(tuple(gathered))
@@ -95,30 +95,30 @@ def size_of(shard: Shard) -> int | None:
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def _cut(whole: Part, flag: str, unchanged: Unchanged | None) -> list[Part]:
+def _cut(whole: Part, field: str, unchanged: Unchanged | None) -> list[Part]:
     """A file as parts."""
     if isinstance(whole.place, HubDataset):
-        count = hub_parts(whole.place, flag)
+        count = hub_parts(whole.place, field)
         parts = [Part(whole.source, whole.place, start=index, end=index + 1) for index in range(count)]
         return parts if count > 1 else [whole]
     assert whole.size is not None
     kind = kind_of(whole.place)
     if kind == ".parquet":
-        return _row_groups(whole, flag)
+        return _row_groups(whole, field)
     if whole.size <= SHARD or whole.place.suffix.lower() == ".gz":
         return [whole]
     if kind == ".jsonl":
-        return list(_lines(whole, flag))
+        return list(_lines(whole, field))
     if kind == ".txt":
-        return _at(whole, _text_cuts(whole.place, whole.size, flag, unchanged))
+        return _at(whole, _text_cuts(whole.place, whole.size, field, unchanged))
     return [whole]
 
 
-def _row_groups(whole: Part, flag: str) -> list[Part]:
+def _row_groups(whole: Part, field: str) -> list[Part]:
     """Parts of row groups; their sizes are those of all columns, unpacked."""
     assert isinstance(whole.place, Path)
     parts, first, size = [], 0, 0
-    groups = parquet_groups(whole.place, flag)
+    groups = parquet_groups(whole.place, field)
     for index, group in enumerate(groups):
         size += group
         if size >= SHARD or index == len(groups) - 1:
@@ -127,11 +127,11 @@ def _row_groups(whole: Part, flag: str) -> list[Part]:
     return parts if len(parts) > 1 else [whole]
 
 
-def _lines(whole: Part, flag: str) -> Iterator[Part]:
+def _lines(whole: Part, field: str) -> Iterator[Part]:
     """Parts of whole lines."""
     assert isinstance(whole.place, Path)
     line = 1
-    with reading(whole.place, flag), open(whole.place, "rb") as file:
+    with reading(whole.place, field), open(whole.place, "rb") as file:
         while True:
             start, first = file.tell(), line
             for chunk in iter(functools.partial(file.read, CHUNK), b""):
@@ -156,7 +156,7 @@ def _at(whole: Part, cuts: Sequence[int]) -> list[Part]:
     ] if cuts else [whole]  # fmt: skip
 
 
-def _text_cuts(path: Path, size: int, flag: str, unchanged: Unchanged | None) -> list[int]:
+def _text_cuts(path: Path, size: int, field: str, unchanged: Unchanged | None) -> list[int]:
     """Bytes at which plain text can be cut, at least ``SHARD`` from each other and from both ends."""
 
     def same(text: str, position: int) -> bool:
@@ -165,7 +165,7 @@ def _text_cuts(path: Path, size: int, flag: str, unchanged: Unchanged | None) ->
         return unchanged is None or unchanged(left + text[position:][: 2 * WINDOW].replace("\r\n", "\n"), len(left))
 
     cuts: list[int] = []
-    with reading(path, flag), open(path, "rb") as file:
+    with reading(path, field), open(path, "rb") as file:
         wanted = SHARD
         while wanted + SHARD <= size:
             found = _text_cut(file.read, file.seek, wanted, same if unchanged else None)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.files import reading
 from antiphase.base.folders.contents import hash_of
 from antiphase.base.randomness import keyed_generator
@@ -141,21 +141,21 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
         note_training(tokenizer)
         progress("packing the text into tokens")
 
-        def packed(paths: list[str], flag: str) -> PackedTokens:
+        def packed(paths: list[str], field: str) -> PackedTokens:
             return pack(
                 paths,
                 tokenizer,
                 sequence_length=settings.sequence_length,
                 text_field=settings.text_field,
                 cache=cache,
-                flag=flag,
+                field=field,
                 workers=settings.workers,
                 say=progress,
             )
 
-        training = packed(settings.paths, "--data")
+        training = packed(settings.paths, "data")
         if settings.validation:
-            validation = packed(settings.validation, "--validation")
+            validation = packed(settings.validation, "validation")
         else:
             training, validation = training.split(settings.validation_share)
         data = PreparedData(settings, tokenizer, training, validation)
@@ -221,29 +221,29 @@ def check_held_out(paths: list[str], validation: list[str]) -> None:
         raise InputError(f"--validation {what}: text that is trained on is not held out; {remedy}")
 
 
-def seen_text(paths: list[str], held_out: list[str], *, flag: str = "--data") -> tuple[str, str] | None:
+def seen_text(paths: list[str], held_out: list[str], *, field: str = "data") -> tuple[str, str] | None:
     """What of the held-out text is training text, in words, and a remedy; None if nothing is.
 
     Args:
-        flag: names the training text.
+        field: names the training text.
     """
     for given in held_out:
         for path in paths:
             one, other = (Path(os.path.realpath(os.path.expanduser(name))) for name in (given, path))
             if given == path or (one.exists() and (one.is_relative_to(other) or other.is_relative_to(one))):
                 return (
-                    f"{given} overlaps with {flag} {path}",
+                    f"{given} overlaps with {named(field, path)}",
                     "give other text, or omit --validation to hold out a share",
                 )
-    trained = sources(paths, flag) if paths else []
-    held_out_sources = sources(held_out, "--validation") if held_out else []
+    trained = sources(paths, field) if paths else []
+    held_out_sources = sources(held_out, "validation") if held_out else []
     datasets = [source for source in trained if isinstance(source, HubDataset)]
     for source in held_out_sources:
         if isinstance(source, HubDataset) and any(is_same_part(source, other) for other in datasets):
-            return f"{source.given} is the part of the dataset that {flag} names", "name another split"
+            return f"{source.given} is the part of the dataset that {named(field)} names", "name another split"
     if copies := _copies(_files(trained), _files(held_out_sources)):
         others = f" (and {len(copies) - 1} more)" if len(copies) > 1 else ""
-        return f"{copies[0]}{others} is a copy of a file in {flag}", "remove one copy of each"
+        return f"{copies[0]}{others} is a copy of a file in {named(field)}", "remove one copy of each"
     return None
 
 
@@ -255,7 +255,7 @@ def _copies(training: Iterable[Path], held_out: Iterable[Path]) -> list[Path]:
 
     def is_copy(path: Path) -> bool:
         for other in by_size.get(path.stat().st_size, ()):
-            with reading(path, "--validation"), reading(other, "--data"):
+            with reading(path, "validation"), reading(other, "data"):
                 if filecmp.cmp(path, other, shallow=False):
                     return True
         return False

@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.randomness import KeyedPermutation, keyed_generator
 from antiphase.lab.settings.presets import SMALLEST_WEIGHT, rows_by_share
 from antiphase.lab.text.label_mapping import LabelMapping
@@ -219,7 +219,7 @@ class _Mixture(_Rows):
             blocks = packed.blocks_of(source)
             if not len(blocks):
                 raise InputError(
-                    f"{packed.flag} number {source + 1} holds less than one block of data.sequence_length="
+                    f"{named(packed.field)} number {source + 1} holds less than one block of data.sequence_length="
                     f"{packed.sequence_length}; give more text, or leave it and its number of data.weights out"
                 )
             self.sources.append(_Blocks(blocks, (*key, "source", source, "order"), order))

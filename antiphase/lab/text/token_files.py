@@ -50,7 +50,7 @@ class Corpus:
     dtype: str
     """Of the ids: ``uint16`` or ``uint32``, little-endian."""
     text_field: str | None = None
-    flag: str = "--data"
+    field: str = "data"
 
     @property
     def kind(self) -> np.dtype[Any]:
@@ -91,9 +91,9 @@ def write_tokens(
     Raises:
         InputError: as for ``documents``, or a process was ended from outside.
     """
-    check_columns(corpus.sources, corpus.text_field, corpus.flag)
+    check_columns(corpus.sources, corpus.text_field, corpus.field)
     backend = _backend(corpus.tokenizer)
-    shards = shards_of(corpus.sources, corpus.flag, unchanged_by(backend))
+    shards = shards_of(corpus.sources, corpus.field, unchanged_by(backend))
     _remove_temporaries(data)
     paths = [data.with_name(f".{data.stem}.{index:06}.tokens") for index in range(len(shards))]
     found: dict[int, Written] = {}
@@ -132,7 +132,7 @@ def _write_shards(
             yield index, write_shard(paths[index], shard, corpus, progress=tell.add)
             tell.finish(size_of(shard))
         return
-    with worker_processes(count, corpus.flag) as pool:
+    with worker_processes(count, corpus.field) as pool:
         futures = {pool.submit(write_shard, paths[index], shard, corpus): index for index, shard in pending.items()}
         for future in as_completed(futures):
             index = futures[future]
@@ -194,7 +194,7 @@ def write_shard(
     digest = hashlib.sha256()
     try:
         with writing(path), open(temporary, "wb") as file:
-            for batch in batches(texts_of(shard, corpus.text_field, corpus.flag), backend):
+            for batch in batches(texts_of(shard, corpus.text_field, corpus.field), backend):
                 ids = _ids(batch, backend, corpus.end, first=documents == 0)
                 content = np.array(ids, dtype=corpus.kind).tobytes()
                 file.write(content)
@@ -275,7 +275,7 @@ def _join(data: Path, shards: Sequence[Shard], written: Sequence[Written], corpu
     for shard, one in zip(shards, written, strict=True):
         documents[shard[0].source] += one.documents
     if 0 in documents:
-        raise empty(corpus.sources[documents.index(0)], corpus.flag)
+        raise empty(corpus.sources[documents.index(0)], corpus.field)
     ends = [0] * len(corpus.sources)
     if len(shards) == 1:
         written[0].path.replace(data)

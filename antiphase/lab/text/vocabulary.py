@@ -54,14 +54,14 @@ def tokenizer_for(settings: DataSettings, cache: Path, progress: Callable[[str],
             if size is not None and size <= SHARD:
                 _make(settings, folder, digits, is_sampled=is_sampled)
             else:  # its memory, which grows with the number of different words, must not be that of training
-                with worker_processes(1, "--data") as pool:
+                with worker_processes(1, "data") as pool:
                     pool.submit(_make, settings, folder, digits, is_sampled=is_sampled).result()
     return load_tokenizer(str(folder))
 
 
 def _size(settings: DataSettings) -> int | None:
     """Bytes of the training text; None if a Hub dataset is part of it."""
-    sizes = [part.size for source in sources(settings.paths, "--data") for part in whole_parts(source)]
+    sizes = [part.size for source in sources(settings.paths, "data") for part in whole_parts(source)]
     return None if None in sizes else sum(filter(None, sizes))
 
 
@@ -73,7 +73,7 @@ def _make(settings: DataSettings, folder: Path, digits: int, *, is_sampled: bool
 
 def sampled(settings: DataSettings) -> Iterator[str]:
     """Documents of shards in an order drawn by ``vocabulary_seed``, up to ``vocabulary_sample`` characters."""
-    shards = shards_of(sources(settings.paths, "--data"), "--data", None)
+    shards = shards_of(sources(settings.paths, "data"), "data", None)
     order = KeyedPermutation(len(shards), settings.vocabulary_seed, "vocabulary")
     left = settings.vocabulary_sample
     for place in order:

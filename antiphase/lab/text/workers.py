@@ -13,6 +13,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any
 
+from antiphase.base.errors import named, worded
+
 STOPS: list[Any] = []
 """In such a process, the event that stops it."""
 
@@ -23,12 +25,12 @@ def cores() -> int:
 
 
 @contextmanager
-def worker_processes(count: int, flag: str) -> Iterator[ProcessPoolExecutor]:
+def worker_processes(count: int, field: str) -> Iterator[ProcessPoolExecutor]:
     """Processes that stop at their next ``check_stop`` when this block is left early, and when this process dies.
 
     Raises:
-        OSError: ENOMEM, if one of them was killed; ``flag`` names what it read. Not an input error, so that what others
-            have finished stays.
+        OSError: ENOMEM, if one of them was killed; ``field`` names what it read. Not an input error, so that what
+            others have finished stays.
     """
     # spawned, because a fork of a process with threads may hang
     context = multiprocessing.get_context("spawn")
@@ -42,7 +44,7 @@ def worker_processes(count: int, flag: str) -> Iterator[ProcessPoolExecutor]:
                 pool.shutdown(wait=False, cancel_futures=True)
     except BrokenProcessPool:
         reason = "a process that reads it was killed, perhaps for lack of memory"
-        raise OSError(errno.ENOMEM, reason, flag) from None
+        raise OSError(errno.ENOMEM, reason, worded(named(field))) from None
 
 
 def check_stop() -> None:

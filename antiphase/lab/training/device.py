@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from antiphase.base.errors import InputError, naming
-from antiphase.base.flags import DEVICE_MAPS
+from antiphase.base.errors import InputError, named
+from antiphase.lab.settings.flags import DEVICE_MAPS
 from antiphase.lab.settings.presets import TrainingSettings
 from antiphase.ops.shapes import has_bf16_instructions
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, *, field: str = "device") -> torch.device:
     """The device that ``--device`` names.
 
     Raises:
@@ -20,16 +20,17 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    at = named(field, name)
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise InputError(f"--device {name} is not a device; use auto, cpu, cuda or cuda:0") from None
+        raise InputError(f"{at} is not a device; use auto, cpu, cuda or cuda:0") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"--device {name}: this machine has no CUDA device that torch can use; use --device cpu")
+        raise InputError(f"{at}: this machine has no CUDA device that torch can use; use {named(field)} cpu")
     try:
         torch.zeros(1, device=device).item()
     except (RuntimeError, AssertionError):  # torch knows the device type, but the machine has no such device
-        raise InputError(f"--device {name}: torch cannot use this device here; use auto, cpu, cuda or cuda:0") from None
+        raise InputError(f"{at}: torch cannot use this device here; use auto, cpu, cuda or cuda:0") from None
     return device
 
 
@@ -41,8 +42,7 @@ def loading_options(settings: Any) -> dict[str, Any]:
     """
     spread = settings.device_map
     if spread is not None and spread not in DEVICE_MAPS:
-        with naming({"--device": "--device-map"}):
-            choose_device(spread)
+        choose_device(spread, field="device_map")
     return {"device": str(choose_device(settings.device)), "dtype": settings.dtype, "device_map": spread}
 
 

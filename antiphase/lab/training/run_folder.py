@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import DivergedError, InputError
+from antiphase.base.errors import DivergedError, InputError, named
 from antiphase.base.files import parse_json, read_text, reading
 from antiphase.base.folders.contents import START, TEXT, hash_of
 from antiphase.base.folders.holders import confirm_held
@@ -57,7 +57,7 @@ def open_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
 def check_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
     """Raise the errors of ``open_run`` without writing anything."""
     if RUN.begun(folder, resume=resume):
-        before = kept_run(folder / SETTINGS, flag="--output")
+        before = kept_run(folder / SETTINGS, field="output")
         RUN.check_same(folder, dotted(asdict(before)), dotted(asdict(settings)), free=WITHOUT_EFFECT)
 
 
@@ -67,7 +67,7 @@ def run_digest(folder: Path) -> str:
     Checkpoints and lines of the log carry it. Equal runs in other folders have the same; a setting that a later version
     adds changes it only if it is set.
     """
-    given = _given(kept_run(folder / SETTINGS, flag="--output"))
+    given = _given(kept_run(folder / SETTINGS, field="output"))
     settings = {name: given[name] for name in sorted(given) if not name.endswith(START_SETTING)}
     kept = [path.read_text().strip() if path.is_file() else None for path in (folder / TEXT, folder / START)]
     return hash_of([finite(settings), *kept])
@@ -75,7 +75,7 @@ def run_digest(folder: Path) -> str:
 
 def _kept(folder: Path) -> dict[str, Any]:
     """The settings of a folder's run by dotted names, without those that change no result."""
-    return _of_results(kept_run(folder / SETTINGS, flag="--output"))
+    return _of_results(kept_run(folder / SETTINGS, field="output"))
 
 
 def _given(settings: Any, prefix: str = "") -> dict[str, Any]:
@@ -144,15 +144,15 @@ def check_progress(folder: Path, progress: Progress) -> None:
         return
     if progress.run is not None:
         raise InputError(
-            f"--output {folder}: its checkpoint is of another run than its {SETTINGS}, text and first weights; restore "
-            f"its own, or remove {folder / CHECKPOINTS} {AFRESH}"
+            f"{named('output', folder)}: its checkpoint is of another run than its {SETTINGS}, text and first "
+            f"weights; restore its own, or remove {folder / CHECKPOINTS} {AFRESH}"
         )
     if (folder / "record.json").is_file():
         values = run_record(folder).values
         if all(values.get(name) == getattr(progress, name) for name in ("curve", "seconds", "tokens")):
             return
     raise InputError(
-        f"--output {folder}: its checkpoint is of an earlier version of antiphase, which did not note its run; "
+        f"{named('output', folder)}: its checkpoint is of an earlier version of antiphase, which did not note its run; "
         f"finish the run with that version, or remove {folder / CHECKPOINTS} {AFRESH}"
     )
 
@@ -185,9 +185,9 @@ def read_curve(folder: Path) -> list[dict[str, Any]]:
     path = folder / CURVE
     if not path.is_file():
         return []
-    found = parse_json(read_text(path, "--output", BROUGHT_BACK), f"--output {path}", BROUGHT_BACK)
+    found = parse_json(read_text(path, "output", BROUGHT_BACK), named("output", path), BROUGHT_BACK)
     if not isinstance(found, list) or not all(isinstance(point, dict) for point in found):
-        raise InputError(f"--output {path}: these are not the evaluations of a run; {BROUGHT_BACK}")
+        raise InputError(f"{named('output', path)}: these are not the evaluations of a run; {BROUGHT_BACK}")
     return found
 
 
@@ -243,7 +243,8 @@ def run_metrics(folder: Path) -> list[dict[str, Any]]:
 def _check_line(path: Path, values: dict[str, Any], run: str | None) -> None:
     if values.get(RUN_KEY) != (None if run is None else run[:RUN_DIGITS]):
         raise InputError(
-            f"--output {path}: the line of step {values['step']} is of another run; restore the file, or remove it"
+            f"{named('output', path)}: the line of step {values['step']} is of another run; restore the file, or "
+            "remove it"
         )
 
 
@@ -252,7 +253,7 @@ def last_metrics(folder: Path) -> dict[str, Any] | None:
     path = folder / METRICS
     if not path.is_file():
         return None
-    with reading(path, "--output"), open(path, "rb") as file:
+    with reading(path, "output"), open(path, "rb") as file:
         end, size = b"", file.seek(0, os.SEEK_END)
         while size:
             start = max(0, size - TAIL)
@@ -268,7 +269,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """The complete lines of a log, and what they hold, one after the other."""
     if not path.is_file():
         return
-    with reading(path, "--output"), open(path, "rb") as file:
+    with reading(path, "output"), open(path, "rb") as file:
         for line in file:
             if line.endswith(b"\n") and (values := _values(line)) is not None:
                 yield line, values

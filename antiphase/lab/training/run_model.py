@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.attention.interface import TRITON
-from antiphase.base.errors import InputError, naming
+from antiphase.base.errors import InputError, named, renamed
 from antiphase.lab.settings.presets import RunSettings, TrainingSettings
 from antiphase.lab.text.tokenization import id_count
 from antiphase.lab.training.device import choose_device
@@ -106,9 +106,9 @@ def check_mesh(config: PreTrainedConfig, training: TrainingSettings) -> None:
                 "change one of them"
             )
     if context * tensor > 1:
-        named = [f"training.mesh.{name}" for name, size in (("context", context), ("tensor", tensor)) if size > 1]
+        sizes = [f"training.mesh.{name}" for name, size in (("context", context), ("tensor", tensor)) if size > 1]
         if (why := why_undivided(config, context, tensor)) is not None:
-            raise InputError(f"{' and '.join(named)}: {why}; lower it, or change the number of heads")
+            raise InputError(f"{' and '.join(sizes)}: {why}; lower it, or change the number of heads")
 
 
 def why_undivided(config: PreTrainedConfig, context: int, tensor: int = 1) -> str | None:
@@ -183,13 +183,13 @@ def _start(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> Checkpo
     if folder is None:
         return None
     config = model_config(settings, tokenizer)
-    with naming({"SOURCE": "training.start_from"}):
+    with renamed({"source": "training.start_from"}):
         checkpoint = Checkpoint(folder)
         found = checkpoint.config
         if not isinstance(found, AntiphaseConfig):
             raise InputError(
-                f"SOURCE {folder}: a model of type {found.model_type!r}; give what this writes: antiphase convert "
-                f"{folder} NEW --to antiphase"
+                f"{named('source', folder)}: a model of type {found.model_type!r}; give what this writes: antiphase "
+                f"convert {folder} NEW --to antiphase"
             )
         checkpoint.check()
     is_longer = config.max_position_embeddings > found.max_position_embeddings
@@ -197,12 +197,12 @@ def _start(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> Checkpo
     pairs = [(name, getattr(found, name), getattr(config, name)) for name in compared]
     differing = [f"its {name} is {has}, this run's is {wanted}" for name, has, wanted in pairs if has != wanted]
     if len(differing) > LISTED:
-        named = ", ".join(name for name, has, wanted in pairs if has != wanted)
-        differing = [f"it has another {named}"]
+        names = ", ".join(name for name, has, wanted in pairs if has != wanted)
+        differing = [f"it has another {names}"]
     if differing:
         raise InputError(f"training.start_from {folder}: {'; '.join(differing)}; --start-from takes all of them over")
     if (checkpoint.folder / "tokenizer.json").is_file():
-        words = load_tokenizer(str(checkpoint.folder), flag="training.start_from").get_vocab()
+        words = load_tokenizer(str(checkpoint.folder), field="training.start_from").get_vocab()
         if words != tokenizer.get_vocab():
             raise InputError(
                 f"training.start_from {folder}: its tokenizer has other words than this run's; name it with "

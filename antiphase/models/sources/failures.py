@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from huggingface_hub.errors import StrictDataclassClassValidationError, StrictDataclassError
 from safetensors import SafetensorError
 
-from antiphase.base.errors import InputError, is_lack_of_memory
+from antiphase.base.errors import InputError, is_lack_of_memory, named
 
 UNREADABLE = (OSError, ValueError, KeyError, ImportError, SafetensorError, StrictDataclassError)
 """What transformers raises for files that it cannot use."""
@@ -18,7 +18,7 @@ IMPOSSIBLE = (*UNREADABLE, TypeError, AttributeError, AssertionError, Arithmetic
 
 
 @contextmanager
-def usable_config(name: str, flag: str) -> Iterator[None]:
+def usable_config(name: str, field: str) -> Iterator[None]:
     """What a configuration makes its class raise, as an input error that names the model."""
     try:
         yield
@@ -26,11 +26,11 @@ def usable_config(name: str, flag: str) -> Iterator[None]:
         reason = first_line(error)
         if not isinstance(error, InputError | StrictDataclassError):
             reason = f"{type(error).__name__}: {reason}"
-        raise InputError(f"{flag} {name}: its config.json cannot be used ({reason})") from None
+        raise InputError(f"its config.json cannot be used ({reason})", field=field, path=name) from None
 
 
 @contextmanager
-def asking_hub(name: str, flag: str) -> Iterator[None]:
+def asking_hub(name: str, field: str) -> Iterator[None]:
     """What the Hub's client raises, as an input error that names the model."""
     try:
         yield
@@ -38,8 +38,9 @@ def asking_hub(name: str, flag: str) -> Iterator[None]:
         raise
     except UNREADABLE as error:
         raise InputError(
-            f"{flag} {name}: there is no such folder, and no such model could be read from the Hub "
-            f"({first_line(error)}); check the name"
+            f"{named(field, name)}: there is no such folder, and no such model could be read from the Hub "
+            f"({first_line(error)})",
+            "check the name",
         ) from error
 
 
@@ -53,7 +54,7 @@ def loading(failure: str, remedy: str = "") -> Iterator[None]:
     except BaseException as error:
         if not (isinstance(error, IMPOSSIBLE) or is_of_tokenizers(error) or is_lack_of_memory(error)):
             raise
-        raise InputError(f"{failure} ({first_line(error)}){remedy}") from error
+        raise InputError(f"{failure} ({first_line(error)})", remedy) from error
 
 
 def is_of_tokenizers(error: BaseException) -> bool:

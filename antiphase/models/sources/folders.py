@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.files import one_line, read_json
 
 WHOLE = "model.safetensors"
@@ -42,7 +42,7 @@ class WeightFiles:
             return file.get_tensor(name)
 
 
-def local_folder(name: str, flag: str) -> Path | None:
+def local_folder(name: str, field: str) -> Path | None:
     """The folder of this name, looked through; None: a name that only the Hub may know.
 
     Raises:
@@ -54,18 +54,20 @@ def local_folder(name: str, flag: str) -> Path | None:
             remedy = (
                 f"what this writes: antiphase convert {name} NEW" if folder.suffix == ".gguf" else "a model's folder"
             )
-            raise InputError(f"{flag} {name}: this is not a folder; give {remedy}")
+            raise InputError("this is not a folder", f"give {remedy}", field=field, path=name)
         if is_local(name, folder):
-            raise InputError(f"{flag} {name}: there is no such folder; check the path")
+            raise InputError("there is no such folder", "check the path", field=field, path=name)
         return None
     if (folder / ADAPTER).exists():
         raise InputError(
-            f"{flag} {name}: {ADAPTER} names another model, whose weights would be read from there; merge the adapter "
-            "into its model, and give the folder of the result"
+            f"{named(field, name)}: {ADAPTER} names another model, whose weights would be read from there",
+            "merge the adapter into its model, and give the folder of the result",
         )
     if not (folder / "config.json").is_file():
-        raise InputError(f"{flag} {name}: this folder holds no model (config.json is missing); give the folder of one")
-    check_files(folder, flag)
+        raise InputError(
+            "this folder holds no model (config.json is missing)", "give the folder of one", field=field, path=name
+        )
+    check_files(folder, field)
     return folder
 
 
@@ -74,7 +76,7 @@ def is_local(name: str, path: Path) -> bool:
     return path.is_absolute() or name[:1] == "." or name.count("/") > 1 or ("/" in name and path.parent.is_dir())
 
 
-def check_files(folder: Path, flag: str) -> None:
+def check_files(folder: Path, field: str) -> None:
     """Look at all files that transformers may open.
 
     Raises:
@@ -82,13 +84,13 @@ def check_files(folder: Path, flag: str) -> None:
     """
     for path in (*folder.iterdir(), *(folder / "additional_chat_templates").glob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise InputError(f"{flag} {path}: this is a pipe or a device, which may never end; remove it")
+            raise InputError("this is a pipe or a device, which may never end", "remove it", field=field, path=path)
     for file in OBJECTS:
         if (folder / file).exists() or (folder / file).is_symlink():
-            read_json(folder / file, flag, "save the model once more")
+            read_json(folder / file, field, "save the model once more")
 
 
-def weight_files(folder: Path, name: str, flag: str, *, whole: str = WHOLE) -> WeightFiles:
+def weight_files(folder: Path, name: str, field: str, *, whole: str = WHOLE) -> WeightFiles:
     """What the folder of a model holds, without its numbers.
 
     Args:
@@ -98,20 +100,20 @@ def weight_files(folder: Path, name: str, flag: str, *, whole: str = WHOLE) -> W
         InputError: no safetensors (pickled weights are never read), a file that is missing or damaged, or a tensor that
             the index names and no file holds.
     """
-    place = f"{flag} {name}"
+    place = named(field, name)
     paths = sorted(folder.glob("*.safetensors"))
     listed: dict[str, str] = {}
     if (folder / whole) in paths:  # first, as transformers does: an index beside it is of other files
         paths = [folder / whole]
     elif (folder / INDEX).is_file():
-        listed = _listed_in(folder / INDEX, flag)
+        listed = _listed_in(folder / INDEX, field)
         if missing := sorted(set(listed.values()) - {path.name for path in paths}):
             raise InputError(f"{place} lacks {missing[0]}, which its {INDEX} names")
         paths = [path for path in paths if path.name in listed.values()]
     if not paths:
         pickled = [path.name for end in PICKLED for path in sorted(folder.glob(f"*.{end}"))]
         found = f"{pickled[0]} is a pickle file, which is never opened: save it as safetensors" if pickled else ""
-        raise InputError(f"{place} holds no safetensors; {found or 'give a folder that holds the weights'}")
+        raise InputError(f"{place} holds no safetensors", f"{found or 'give a folder that holds the weights'}")
     shapes, dtypes, places = {}, {}, {}
     for path in paths:
         try:
@@ -123,16 +125,16 @@ def weight_files(folder: Path, name: str, flag: str, *, whole: str = WHOLE) -> W
                     places[tensor], dtypes[tensor] = path, header.get_dtype()
                     shapes[tensor] = tuple(header.get_shape())
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{place}: {path.name} is damaged ({one_line(error)}); copy or save it again") from None
+            raise InputError(f"{place}: {path.name} is damaged ({one_line(error)})", "copy or save it again") from None
     if lacking := sorted(tensor for tensor in listed if tensor not in shapes and not tensor.endswith(REBUILT)):
         raise InputError(f"{place} lacks the tensor {lacking[0]}, which its {INDEX} names")
     return WeightFiles(tuple(paths), shapes, dtypes, places)
 
 
-def _listed_in(path: Path, flag: str) -> dict[str, str]:
+def _listed_in(path: Path, field: str) -> dict[str, str]:
     """{tensor: file} of an index."""
     remedy = "save the model once more"
-    found = read_json(path, flag, remedy).get("weight_map")
+    found = read_json(path, field, remedy).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
-        raise InputError(f"{flag} {path} is damaged: its weight_map names no files; {remedy}")
+        raise InputError(" is damaged: its weight_map names no files", remedy, field=field, path=path)
     return found

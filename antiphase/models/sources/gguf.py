@@ -26,7 +26,7 @@ from transformers.modeling_gguf_pytorch_utils import (
     get_gguf_hf_weights_map,
 )
 
-from antiphase.base.errors import InputError, shown
+from antiphase.base.errors import InputError, named, shown
 from antiphase.base.files import reading
 from antiphase.base.limits import LARGEST_DEPTH
 
@@ -94,27 +94,29 @@ def gguf_place(name: str) -> dict[str, str]:
     return {"pretrained_model_name_or_path": str(Path(name).parent), "gguf_file": Path(name).name}
 
 
-def read_header(name: str, flag: str) -> GgufHeader:
+def read_header(name: str, field: str) -> GgufHeader:
     """The header of a file, whose model can be read.
 
     Raises:
         InputError: it is no GGUF file, is cut short, needs a package that is missing, or holds an architecture, tensors
             or a quantization that cannot be read.
     """
-    place = f"{flag} {name}"
+    place = named(field, name)
     if missing := [package for package in NEEDED if importlib.util.find_spec(package) is None]:
-        raise InputError(f"{place}: GGUF files need the package {missing[0]}; run pip install 'antiphase[gguf]'")
-    with reading(name, flag), open(name, "rb") as file:
+        raise InputError(f"{place}: GGUF files need the package {missing[0]}", "run pip install 'antiphase[gguf]'")
+    with reading(name, field), open(name, "rb") as file:
         try:
             metadata, tensors, end = _parsed(file, place)
         except (struct.error, _CutError):
-            raise InputError(f"{place} is damaged or cut short within its header; download or copy it again") from None
+            raise InputError(
+                f"{place} is damaged or cut short within its header", "download or copy it again"
+            ) from None
         size = Path(name).stat().st_size
     architecture = metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise InputError(
-            f"{place} holds a model of the architecture {architecture!r}, which cannot be read from GGUF files; "
-            f"{', '.join(ARCHITECTURES)} can"
+            f"{place} holds a model of the architecture {architecture!r}, which cannot be read from GGUF files",
+            f"{', '.join(ARCHITECTURES)} can",
         )
     _check_sizes(metadata, place)
     _check_heads(str(architecture), metadata, place)
@@ -126,8 +128,8 @@ def read_header(name: str, flag: str) -> GgufHeader:
         kind, stored = _stored(code, math.prod(shape), f"{place}: {tensor}")
         if end + offset + stored > size:
             raise InputError(
-                f"{place} is cut short: {tensor} ends at byte {end + offset + stored:,}, the file has {size:,}; "
-                "download or copy it again"
+                f"{place} is cut short: {tensor} ends at byte {end + offset + stored:,}, the file has {size:,}",
+                "download or copy it again",
             )
         sizes[kind] += math.prod(shape)
     most = sizes.most_common(1)[0][0] if sizes else None
@@ -172,7 +174,7 @@ def _check_heads(architecture: str, metadata: Mapping[str, Any], place: str) -> 
         return
     if heads and width % heads:
         raise InputError(
-            f"{place}: {keys[0]}, {width}, is no multiple of {keys[1]}, {heads}; download or copy the file again"
+            f"{place}: {keys[0]}, {width}, is no multiple of {keys[1]}, {heads}", "download or copy the file again"
         )
 
 
@@ -189,8 +191,8 @@ def _check_specials(metadata: Mapping[str, Any], place: str) -> None:
             isinstance(number, int) and 0 <= number < words.length
         ):  # fmt: skip
             raise InputError(
-                f"{place}: {key} must be the number of one of its {words.length:,} words, got {shown(number)}; "
-                "download or copy the file again"
+                f"{place}: {key} must be the number of one of its {words.length:,} words, got {shown(number)}",
+                "download or copy the file again",
             )
 
 
@@ -208,8 +210,8 @@ def _check_positions(architecture: str, metadata: Mapping[str, Any], tensors: Se
     found += [name for name in tensors if name.startswith(("rope_freqs", "rope_factors"))]
     if found:
         raise InputError(
-            f"{place} scales its positions ({found[0]}), which transformers does not read from GGUF files; give the "
-            "model's folder of safetensors"
+            f"{place} scales its positions ({found[0]}), which transformers does not read from GGUF files",
+            "give the model's folder of safetensors",
         )
 
 
@@ -221,7 +223,7 @@ def check_merges(header: GgufHeader, place: str) -> None:
     """
     merges = header.metadata.get("tokenizer.ggml.merges")
     if header.metadata.get("tokenizer.ggml.model") == "gpt2" and not (isinstance(merges, Array) and merges.length):
-        raise InputError(f"{place}: its byte-pair tokenizer has no merges; convert the model to GGUF once more")
+        raise InputError(f"{place}: its byte-pair tokenizer has no merges", "convert the model to GGUF once more")
 
 
 def check_splits(header: GgufHeader, place: str) -> None:
@@ -233,8 +235,9 @@ def check_splits(header: GgufHeader, place: str) -> None:
     rule = header.metadata.get("tokenizer.ggml.pre")
     if header.metadata.get("tokenizer.ggml.model") == "gpt2" and rule is not None and rule not in SPLITS:
         raise InputError(
-            f"{place}: its tokenizer cuts texts by the rule {shown(rule)}, which this version of transformers does not "
-            "read from GGUF files; give the model's folder of safetensors"
+            f"{place}: its tokenizer cuts texts by the rule {shown(rule)}, which this version of transformers does "
+            "not read from GGUF files",
+            "give the model's folder of safetensors",
         )
 
 
@@ -249,8 +252,9 @@ def check_space(tokenizer: PreTrainedTokenizerBase, header: GgufHeader, place: s
         return
     if tokenizer.tokenize("a")[0].startswith("\u2581") != bool(wanted):
         raise InputError(
-            f"{place}: its tokenizer puts {'a' if wanted else 'no'} space before a text (add_space_prefix), which this "
-            "version of transformers does not read from GGUF files; give the model's folder of safetensors"
+            f"{place}: its tokenizer puts {'a' if wanted else 'no'} space before a text (add_space_prefix), which "
+            "this version of transformers does not read from GGUF files",
+            "give the model's folder of safetensors",
         )
 
 
@@ -269,10 +273,12 @@ class _CutError(Exception):
 def _parsed(file: IO[bytes], place: str) -> tuple[dict[str, Any], list[tuple[str, tuple[int, ...], int, int]], int]:
     """Metadata; name, shape, type and offset of each tensor; and the byte where their data begins."""
     if file.read(4) != MAGIC:
-        raise InputError(f"{place} is no GGUF file, whose first bytes are {MAGIC.decode()}; give another file")
+        raise InputError(f"{place} is no GGUF file, whose first bytes are {MAGIC.decode()}", "give another file")
     version = _number(file, "I")
     if version not in VERSIONS:
-        raise InputError(f"{place} has version {version} of GGUF; versions {VERSIONS[0]} and {VERSIONS[1]} can be read")
+        raise InputError(
+            f"{place} has version {version} of GGUF", f"versions {VERSIONS[0]} and {VERSIONS[1]} can be read"
+        )
     count, keys = _number(file, "Q"), _number(file, "Q")
     if max(count, keys) > MOST:
         raise _CutError
@@ -345,7 +351,7 @@ def _stored(code: int, count: int, place: str) -> tuple[str, int]:
         gguf.dequantize(numpy.zeros((1, width), numpy.uint8), kind)
     except (ValueError, NotImplementedError):
         raise InputError(
-            f"{place} is stored in type {code}, a quantization that cannot be read; take a file of another, such as "
-            "Q8_0 or Q4_K_M"
+            f"{place} is stored in type {code}, a quantization that cannot be read",
+            "take a file of another, such as Q8_0 or Q4_K_M",
         ) from None
     return kind.name, count // block * width

@@ -1,6 +1,6 @@
 """Models for every command: from safetensors or GGUF, checked whole, or refused in one sentence.
 
-``flag``: what the model was given with, for messages, which begin with it and the name: ``MODEL runs/mine: ...``.
+``field``: what the model was given with, for messages, which begin with it and the name: ``model runs/mine: ...``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, dtype
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.base.errors import InputError, shown
+from antiphase.base.errors import InputError, named, shown
 from antiphase.base.files import read_json
 from antiphase.base.limits import check_depth, check_returned, check_special
 from antiphase.models.sources.failures import asking_hub, loading, usable_config
@@ -39,24 +39,24 @@ FAULTS = {
 """What is wrong with the tensors of a checkpoint."""
 
 
-def read_config(name: str, *, flag: str) -> PreTrainedConfig:
+def read_config(name: str, *, field: str) -> PreTrainedConfig:
     """The configuration of a model in a folder, a GGUF file or on the Hub; code that lies beside it is never run.
 
     Raises:
         InputError: there is no such model, or its configuration cannot be used.
     """
     if is_gguf(name):
-        return _gguf_config(name, flag)
-    if local_folder(name, flag) is None:
-        with asking_hub(name, flag):
+        return _gguf_config(name, field)
+    if local_folder(name, field) is None:
+        with asking_hub(name, field):
             tree, _ = PreTrainedConfig.get_config_dict(name)
-            check_depth(tree, f"{flag} {name}")
+            check_depth(tree, named(field, name))
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     else:
-        check_depth(read_json(Path(name) / "config.json", flag, "save the model once more"), f"{flag} {name}")
-        with usable_config(name, flag):
+        check_depth(read_json(Path(name) / "config.json", field, "save the model once more"), named(field, name))
+        with usable_config(name, field):
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-    with usable_config(name, flag):
+    with usable_config(name, field):
         if not isinstance(config.architectures, list | None):
             raise TypeError(f"architectures must be a list of names, got {config.architectures!r}")
         if "/" in str(config._attn_implementation):  # transformers would fetch and run it
@@ -67,23 +67,25 @@ def read_config(name: str, *, flag: str) -> PreTrainedConfig:
     return config
 
 
-def _gguf_config(name: str, flag: str) -> PreTrainedConfig:
-    header = read_header(name, flag)
-    with loading(f"{flag} {name}: its header cannot be used"):
+def _gguf_config(name: str, field: str) -> PreTrainedConfig:
+    header = read_header(name, field)
+    with loading(f"{named(field, name)}: its header cannot be used"):
         config = AutoConfig.from_pretrained(**gguf_place(name))
     if header.quantization is not None:
         setattr(config, ORIGIN, header.quantization)
     return config
 
 
-def origin_of(name: str, *, flag: str = "MODEL") -> str | None:
+def origin_of(name: str, *, field: str = "model") -> str | None:
     """The quantization that a model's weights went through, such as ``Q4_1``; None: none that is known.
 
     Raises:
         InputError: as ``read_config``.
     """
     found = (
-        read_header(name, flag).quantization if is_gguf(name) else getattr(read_config(name, flag=flag), ORIGIN, None)
+        read_header(name, field).quantization
+        if is_gguf(name)
+        else getattr(read_config(name, field=field), ORIGIN, None)
     )
     return found if isinstance(found, str) else None
 
@@ -92,7 +94,7 @@ def read_model(
     name: str,
     choose: Callable[[PreTrainedConfig], Any],
     *,
-    flag: str = "MODEL",
+    field: str = "model",
     kind: str = "causal language model",
     whole: str = "whole model",
     dtype: str | None = None,
@@ -112,30 +114,33 @@ def read_model(
             configuration, or weights are not finite. It names the first of them.
     """
     if device_map is not None and importlib.util.find_spec("accelerate") is None:
-        raise InputError("--device-map needs the package accelerate; run pip install accelerate, or give --device")
-    config = read_config(name, flag=flag)
+        raise InputError(
+            f"{named('device_map')} needs the package accelerate",
+            f"run pip install accelerate, or give {named('device')}",
+        )
+    config = read_config(name, field=field)
     auto = choose(config)
     if type(config) not in auto._model_mapping:
         raise InputError(
-            f"{flag} {name} is no {kind}, but a model of type {config.model_type!r}; give another, or what antiphase "
-            "convert makes of it"
+            f"{named(field, name)} is no {kind}, but a model of type {config.model_type!r}",
+            "give another, or what antiphase convert makes of it",
         )
     if Path(name).is_dir():  # transformers reads a model of the Hub while it fetches it
-        stored = weight_files(Path(name), name, flag)
-        _check_size(auto, config, stored, f"{flag} {name}")
+        stored = weight_files(Path(name), name, field)
+        _check_size(auto, config, stored, named(field, name))
     options: dict[str, Any] = {"dtype": dtype or "auto", "device_map": device_map}
     if "float64" in (dtype, str(config.dtype).removeprefix("torch.")):
         options["experts_implementation"] = "eager"  # grouped products of experts have no float64
     if is_gguf(name):  # dequantized in float32: in another format transformers warns of what it does not do here
         options |= {"dtype": "float32", "config": config}
-        _check_places(auto, config, name, flag)
-    with loading(f"{flag} {name}: no {kind} could be loaded"):
-        model = _read_weights(auto, name, f"{flag} {name}", whole, options)
+        _check_places(auto, config, name, field)
+    with loading(f"{named(field, name)}: no {kind} could be loaded"):
+        model = _read_weights(auto, name, named(field, name), whole, options)
     if is_gguf(name) and dtype is not None:
         model = model.to(getattr(torch, dtype))
-    check_special(model, f"{flag} {name}")
-    tokenizer = load_tokenizer(name, flag=flag)
-    check_tokenizer(tokenizer, model, f"{flag} {name}")
+    check_special(model, named(field, name))
+    tokenizer = load_tokenizer(name, field=field)
+    check_tokenizer(tokenizer, model, named(field, name))
     return model, tokenizer
 
 
@@ -154,17 +159,18 @@ def _check_size(auto: Any, config: PreTrainedConfig, stored: WeightFiles, place:
         )
 
 
-def _check_places(auto: Any, config: PreTrainedConfig, name: str, flag: str) -> None:
+def _check_places(auto: Any, config: PreTrainedConfig, name: str, field: str) -> None:
     """Look for a place for every tensor of a GGUF file.
 
     Raises:
         InputError: the model of its configuration has none for one of them.
     """
-    shell = _shell(auto, config, f"{flag} {name}: its header cannot be used")
-    if unread := left_out(shell, read_header(name, flag)):
+    shell = _shell(auto, config, f"{named(field, name)}: its header cannot be used")
+    if unread := left_out(shell, read_header(name, field)):
         raise InputError(
-            f"{flag} {name} holds {unread[0]}, for which {type(shell).__name__} read from a GGUF file has no place; "
-            "give the model's folder of safetensors"
+            f"{named(field, name)} holds {unread[0]}, for which {type(shell).__name__} read from a GGUF file has no "
+            "place",
+            "give the model's folder of safetensors",
         )
 
 

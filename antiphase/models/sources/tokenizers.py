@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from antiphase.base.errors import InputError, shown
+from antiphase.base.errors import InputError, named, shown
 from antiphase.base.files import read_json
 from antiphase.models.sources.failures import loading
 from antiphase.models.sources.folders import check_files, is_local
@@ -33,7 +33,7 @@ REPEATED = 4
 """Times that it is encoded again, to see the same tokens."""
 
 
-def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTrainedTokenizerBase:
+def load_tokenizer(name_or_path: str, *, field: str = "data.tokenizer") -> PreTrainedTokenizerBase:
     """The tokenizer of a local folder or of a repository of the Hugging Face Hub; code in it is never run.
 
     Raises:
@@ -41,28 +41,28 @@ def load_tokenizer(name_or_path: str, *, flag: str = "data.tokenizer") -> PreTra
             reach.
     """
     if is_gguf(name_or_path):
-        return _gguf_tokenizer(name_or_path, flag)
+        return _gguf_tokenizer(name_or_path, field)
     path = Path(os.path.expanduser(name_or_path))
     local = bool(name_or_path) and path.exists()  # Path("") is the working directory
     if local and not path.is_dir():
-        raise InputError(f"{flag} {name_or_path}: this is a file; give the folder that holds tokenizer.json")
+        raise InputError("this is a file", "give the folder that holds tokenizer.json", field=field, path=name_or_path)
     if not local and (not name_or_path or is_local(name_or_path, path)):
-        raise InputError(f"{flag} {name_or_path}: there is no such folder; check the path")
+        raise InputError("there is no such folder", "check the path", field=field, path=name_or_path)
     if local:
-        check_files(path, flag)
-        _check_numbers(path, flag)
+        check_files(path, field)
+        _check_numbers(path, field)
     where = "this folder" if local else "the Hugging Face Hub"
-    remedy = "; give a folder with tokenizer.json or a Hub name"
-    with loading(f"{flag} {name_or_path}: no tokenizer could be loaded from {where}", remedy):
+    remedy = "give a folder with tokenizer.json or a Hub name"
+    with loading(f"{named(field, name_or_path)}: no tokenizer could be loaded from {where}", remedy):
         tokenizer = AutoTokenizer.from_pretrained(str(path) if local else name_or_path, trust_remote_code=False)
         if not isinstance(tokenizer.model_max_length, int | float):
             raise TypeError(f"model_max_length must be a number, got {tokenizer.model_max_length!r}")
-    _try_out(tokenizer, f"{flag} {name_or_path}")
-    check_fixed(tokenizer, f"{flag} {name_or_path}")
+    _try_out(tokenizer, named(field, name_or_path))
+    check_fixed(tokenizer, named(field, name_or_path))
     return cast(PreTrainedTokenizerBase, tokenizer)
 
 
-def _check_numbers(folder: Path, flag: str) -> None:
+def _check_numbers(folder: Path, field: str) -> None:
     """Compare numbers with those of real tokenizers, before a class makes as many tokens, or pads to that length.
 
     Raises:
@@ -72,7 +72,7 @@ def _check_numbers(folder: Path, flag: str) -> None:
     for file, section in (("tokenizer_config.json", None), ("tokenizer.json", "padding")):
         if not (folder / file).is_file():
             continue
-        found = read_json(folder / file, flag, remedy)
+        found = read_json(folder / file, field, remedy)
         waiting: list[tuple[str, Any]] = list((found if section is None else {section: found.get(section)}).items())
         while waiting:  # without recursion, which a file can exhaust
             name, value = waiting.pop()
@@ -80,7 +80,7 @@ def _check_numbers(folder: Path, flag: str) -> None:
                 waiting += value.items()
             elif isinstance(value, int | float) and value > LARGEST and name != "model_max_length":
                 raise InputError(
-                    f"{flag} {folder / file}: {name} must be at most {LARGEST}, got {shown(value)}; {remedy}"
+                    f"{name} must be at most {LARGEST}, got {shown(value)}", remedy, field=field, path=folder / file
                 )
 
 
@@ -90,7 +90,7 @@ def _try_out(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
     Raises:
         InputError: it cannot be encoded.
     """
-    remedy = "; give a tokenizer that takes any text, with an unknown token where its words do not cover all of them"
+    remedy = "give a tokenizer that takes any text, with an unknown token where its words do not cover all of them"
     with loading(f"{place}: its tokenizer cannot encode a text", remedy):
         for special in (False, True):
             tokenizer.decode(tokenizer(PROBE, add_special_tokens=special)["input_ids"])
@@ -112,23 +112,23 @@ def check_fixed(tokenizer: PreTrainedTokenizerBase, place: str) -> None:
     if named or any(tokenizer(PROBE)["input_ids"] != first for _ in range(REPEATED)):
         what = f"its {named[0]} is set" if named else "repeated readings of a text differ"
         raise InputError(
-            f"{place}: this tokenizer draws the tokens of a text at random ({what}), so no figure could be repeated; "
-            "set that to null in its tokenizer.json or tokenizer_config.json"
+            f"{place}: this tokenizer draws the tokens of a text at random ({what}), so no figure could be repeated",
+            "set that to null in its tokenizer.json or tokenizer_config.json",
         )
 
 
-def _gguf_tokenizer(name: str, flag: str) -> PreTrainedTokenizerBase:
-    header = read_header(name, flag)
-    check_merges(header, f"{flag} {name}")
-    check_splits(header, f"{flag} {name}")
+def _gguf_tokenizer(name: str, field: str) -> PreTrainedTokenizerBase:
+    header = read_header(name, field)
+    check_merges(header, named(field, name))
+    check_splits(header, named(field, name))
     # AutoTokenizer reads the configuration once more, which takes twenty times as long, to come to this very class
     is_bpe = (header.metadata["general.architecture"], header.metadata.get("tokenizer.ggml.model")) == ("llama", "gpt2")
     kind = PreTrainedTokenizerFast if is_bpe else AutoTokenizer
-    with loading(f"{flag} {name}: no tokenizer could be read from it"):
+    with loading(f"{named(field, name)}: no tokenizer could be read from it"):
         tokenizer = kind.from_pretrained(**gguf_place(name))
-    check_space(tokenizer, header, f"{flag} {name}")
+    check_space(tokenizer, header, named(field, name))
     split_digits(tokenizer, header)
-    _try_out(tokenizer, f"{flag} {name}")
+    _try_out(tokenizer, named(field, name))
     return cast(PreTrainedTokenizerBase, tokenizer)
 
 
@@ -146,8 +146,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, 
         embedding = model.get_input_embeddings()
     except NotImplementedError as error:
         raise InputError(
-            f"{place} is a {model.config.model_type} model, which reads text only together with other inputs; give its "
-            "text model, saved by itself"
+            f"{place} is a {model.config.model_type} model, which reads text only together with other inputs",
+            "give its text model, saved by itself",
         ) from error
     check_rows(tokenizer, embedding, place)
 
@@ -167,5 +167,6 @@ def check_rows(tokenizer: PreTrainedTokenizerBase, embedding: nn.Module, place: 
     if beyond:
         raise InputError(
             f"{place}: its tokenizer is another model's, with {len(beyond)} words beyond the model's "
-            f"{embedding.num_embeddings}, such as {min(beyond)!r}; put the model's own tokenizer there"
+            f"{embedding.num_embeddings}, such as {min(beyond)!r}",
+            "put the model's own tokenizer there",
         )

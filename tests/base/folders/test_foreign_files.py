@@ -17,7 +17,7 @@ def test_a_link_in_the_place_of_a_file_is_refused(tmp_path, name, target):
     (tmp_path / "outside").write_text("precious")
     (folder / "run.yaml").write_text("a: 1")
     (folder / name).symlink_to(name if target == "itself" else target)
-    with pytest.raises(InputError, match=rf"^--output \S+run: {name} is a link, so another file"), only_one(folder):
+    with pytest.raises(InputError, match=rf"^output \S+run: {name} is a link, so another file"), only_one(folder):
         pass
     assert (tmp_path / "outside").read_text() == "precious"
     assert sorted(path.name for path in folder.iterdir()) == sorted([name, "run.yaml"])

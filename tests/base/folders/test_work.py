@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import pytest
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import flag
 from antiphase.base.folders.contents import check_content, check_start, check_text, is_same_content
 from antiphase.base.folders.ownership import new_folder, only_one, unfinished, written_beside
 from antiphase.base.folders.work import Resumable, work_in
+from antiphase.lab.settings.flags import flag, kept_settings
 
 KIND = Resumable.named("study", "compare.yaml")
 
@@ -50,13 +50,13 @@ def test_a_new_folder_is_free_and_stays_unmade(output):
         (
             KIND,
             "exists and holds no study of antiphase; choose another folder",
-            "already contains a study; add --resume to continue it, or choose another folder",
+            "already contains a study; add resume to continue it, or choose another folder",
             "holds a study with other settings (a, c); choose another folder",
         ),
         (
             Resumable("request.json"),
             "exists and is not empty; choose another folder",
-            "already contains this work; add --resume to continue it, or choose another folder",
+            "already contains this work; add resume to continue it, or choose another folder",
             "holds work with other settings (a, c); choose another",
         ),
     ],
@@ -65,14 +65,14 @@ def test_messages_about_unusable_folders(output, kind, foreign, again, other):
     output.mkdir()
     (output / "notes.txt").touch()
     for resume in (False, True):
-        with refused(f"--output {output} {foreign}"), kind.held(output, resume=resume):
+        with refused(f"output {output} {foreign}"), kind.held(output, resume=resume):
             pytest.fail("held")
     assert [path.name for path in output.iterdir()] == ["notes.txt"]  # no lock
     (output / kind.file).touch()
-    with refused(f"--output {output} {again}"):
+    with refused(f"output {output} {again}"):
         kind.begun(output, resume=False)
     assert kind.begun(output, resume=True)
-    with refused(f"--output {output} {other}"):
+    with refused(f"output {output} {other}"):
         kind.check_same(output, {"a": 1, "b": 2, "free": 0}, {"a": 0, "b": 2, "c": 3, "free": 1}, free=["free"])
 
 
@@ -85,7 +85,7 @@ def test_weights_to_start_from_may_move_but_not_come_or_go(output):
 
 
 def begin(output, request, *, resume, texts="abc", model="m"):
-    with work_in(output, request, resume=resume) as work:
+    with work_in(output, kept_settings(request), resume=resume) as work:
         work.begin({"texts": texts, "model": model}, {"texts": "the texts have changed", "model": "MODEL is another"})
 
 
@@ -94,14 +94,14 @@ def test_work_goes_on_as_the_very_same(output):
     before = (output / "request.json").read_bytes()
     kept = {"request": {"sizes": [1, 2], "seed": 0, "device": "auto"}, "texts": "abc", "model": "m"}
     assert json.loads(before) == kept
-    with pytest.raises(InputError, match="already contains this work; add --resume"):
+    with pytest.raises(InputError, match="already contains this work; add resume"):
         begin(output, Request(), resume=False)
     begin(output, Request(device="cpu", executor="ray"), resume=True)
-    with refused(f"--output {output} holds work with other settings (sizes, seed); choose another"):
+    with refused(f"output {output} holds work with other settings (sizes, seed); choose another"):
         begin(output, Request(sizes=(1,), seed=1), resume=True)
-    with refused(f"--output {output}: the texts have changed since this work began; choose another folder"):
+    with refused(f"output {output}: the texts have changed since this work began; choose another folder"):
         begin(output, Request(), resume=True, texts="abd")
-    with refused(f"--output {output}: MODEL is another since this work began; choose another folder"):
+    with refused(f"output {output}: MODEL is another since this work began; choose another folder"):
         begin(output, Request(), resume=True, model="n")
     assert (output / "request.json").read_bytes() == before
 

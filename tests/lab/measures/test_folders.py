@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from antiphase import cli
 from antiphase.base.errors import InputError
-from antiphase.base.flags import Settings, argument, flag, flags_of
 from antiphase.base.records import Record, finite
 from antiphase.cli.commands import command_of
 from antiphase.lab.catalog import every, measurement_of, measurements
@@ -24,6 +23,7 @@ from antiphase.lab.measures.perplexity.measure import held_out_perplexity
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.running import evaluate
 from antiphase.lab.pages import figures, html, summary
+from antiphase.lab.settings.flags import Settings, argument, flag, flags_of
 from antiphase.lab.studies.plan import Plan
 from antiphase.lab.text.streams import Batch
 from support.paths import ROOT

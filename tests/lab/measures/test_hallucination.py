@@ -159,7 +159,7 @@ def test_finished_parts_survive_a_stop(folder, monkeypatch):
     monkeypatch.setattr(
         module, "write", lambda loaded, some, *, longest: prompts.extend(some) or real(loaded, some, longest=longest)
     )
-    with pytest.raises(InputError, match="already contains this work; add --resume"):
+    with pytest.raises(InputError, match="already contains this work; add resume"):
         evaluate(request(), folder / "out", judge=Reader())
     first = evaluate(request(), folder / "out", judge=Reader(), resume=True)
     assert len(prompts) == 24
@@ -288,9 +288,9 @@ def test_the_key_is_in_no_file(folder, monkeypatch):
     ({"judge_url": "http://h/v1", "judge_price": (1.0,)}, "--judge-price must be two numbers"),
     ({"judge_url": "http://h/v1", "judge_budget": 1.0}, "--judge-budget needs --judge-price"),
     ({"judge_url": "http://h/v1", "judge_key_file": "k", "judge_key_variable": "V"}, "are both given; give one"),
-    ({"judge_url": "http://h/v1", "judge_key_file": "nowhere"}, "--judge-key-file nowhere: there is no such file"),
+    ({"judge_url": "http://h/v1", "judge_key_file": "nowhere"}, "judge_key_file nowhere: there is no such file"),
     ({"judge_url": "http://h/v1", "judge_key_variable": "NO_SUCH_NAME"}, "NO_SUCH_NAME: it is not set, or empty"),
-    ({"name": "no/model", "judge": "model"}, "MODEL no/model"),
+    ({"name": "no/model", "judge": "model"}, "model no/model"),
 ])  # fmt: skip
 def test_unusable_input_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
     with pytest.raises(InputError, match=pattern):
@@ -308,5 +308,5 @@ def test_a_model_without_numbers_is_named(folder, monkeypatch):
         return loaded
 
     monkeypatch.setattr(module, "load_model", broken)
-    with pytest.raises(InputError, match=r"MODEL model: .* not numbers"):
+    with pytest.raises(InputError, match=r"model model: .* not numbers"):
         evaluate(request(), folder / "out", judge=Reader())

@@ -95,7 +95,7 @@ def test_a_loaded_model_has_the_scores_of_the_command(folder):
 def test_nothing_is_measured_twice(folder, monkeypatch):
     out = folder / "out"
     first = evaluate(request(names=["softmax"], tasks=["first"]), out)
-    with pytest.raises(InputError, match="already contains this work; add --resume"):
+    with pytest.raises(InputError, match="already contains this work; add resume"):
         evaluate(request(), out)
     calls = []
     real = harness.measure
@@ -149,7 +149,7 @@ def test_finished_parts_survive_a_stop(folder, monkeypatch):
     ({"limit": 2.5}, "--limit must be a number of rows, or a share"),
     ({"limit": 0}, "--limit must be a number of rows, or a share"),
     ({"batch_size": "many"}, "--batch-size must be a number from 1, or auto"),
-    ({"names": ["missing/model"]}, "MODEL missing/model"),
+    ({"names": ["missing/model"]}, "model missing/model"),
 ])  # fmt: skip
 def test_unusable_input_costs_one_sentence_and_nothing_on_disk(folder, fields, pattern):
     with pytest.raises(InputError, match=pattern):

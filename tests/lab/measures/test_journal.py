@@ -123,7 +123,7 @@ def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
         (cache / "refs" / "main").write_text(commit)
         assert model_content("owner/model") == commit
     for name in ("owner/other", "./missing", str(tmp_path / "a" / "b"), "a b"):
-        with pytest.raises(InputError, match=r"MODEL .*: there is no such folder, and no such model could be read"):
+        with pytest.raises(InputError, match=r"model .*: there is no such folder, and no such model could be read"):
             model_content(name)
 
 
@@ -144,7 +144,7 @@ def test_fields_of_a_task_that_enter_its_digest(tmp_path):
     labels.write_text("template: cr\ndata: {yes: zero, no: one}\n")
     assert task_content([str(labels)]) != own[labels]
     (tmp_path / "rows").unlink()
-    with pytest.raises(InputError, match=r"--task .*task\.yaml: data .*rows"):
+    with pytest.raises(InputError, match=r"task .*task\.yaml: data .*rows"):
         task_content([str(task)])
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, worded
 from antiphase.base.records import Record, finite
 from antiphase.lab.measures.many_shot import measure as module
 from antiphase.lab.measures.many_shot.measure import flips_against_chance, many_shot, pair_flips
@@ -204,7 +204,7 @@ def test_an_example_that_cannot_be_shown_is_refused_and_not_left_out(task, monke
     del last.values["text"]
     whole = many_shot(None, broken, shots=[1, 2], samples=20, orders=0, seed=0)
     assert whole.tasks["colours"].left_out == []
-    with pytest.raises(InputError, match=rf"{re.escape(last.place)}: the prompt cannot be filled in .*'text'"):
+    with pytest.raises(InputError, match=rf"{re.escape(worded(last.place))}: the prompt cannot be filled in .*'text'"):
         many_shot(None, broken, shots=[1, 2, 4], samples=20, orders=0, seed=0)
 
 

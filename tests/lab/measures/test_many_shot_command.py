@@ -56,7 +56,7 @@ def test_too_few_rows_and_too_long_are_distinguished(folder):
     [
         ({}, "template: cr\ndata: rows.all\n",
          r"--task two\.yaml: one\.yaml has the name 'cr' too; give one of them another, for example 'name: cr-2'"),
-        ({}, "template: cr\nname: two\ndata: missing.all\n", r"--task two\.yaml: .*there is no such file"),
+        ({}, "template: cr\nname: two\ndata: missing.all\n", r"task two\.yaml: .*there is no such file"),
         ({"samples": 40}, "",
          r"--task one\.yaml: there are too few rows for --shots 1 beside --samples 40; ask for fewer"),
         ({"samples": 41}, "", r"--task one\.yaml: --samples 41 is more than its 40 rows; lower it"),

@@ -213,9 +213,9 @@ def test_unsuitable_models_are_refused_before_anything_is_measured(tmp_path, mak
     train_run(load_preset(str(tiny_preset), ["training.steps=1"]).run, tmp_path / "symbols", resume=False)
     symbols = str(tmp_path / "symbols")
     for words, pattern in (
-        ({"names": [ours, short]}, r"--against .*short reads 100 tokens, and a context .* lower --length"),
-        ({"names": [ours, symbols]}, "--against .*symbols has only the vocabulary of the synthetic task"),
-        ({"names": [ours, str(tmp_path / "none")]}, "--against .*none"),
+        ({"names": [ours, short]}, r"against .*short reads 100 tokens, and a context .* lower --length"),
+        ({"names": [ours, symbols]}, "against .*symbols has only the vocabulary of the synthetic task"),
+        ({"names": [ours, str(tmp_path / "none")]}, "against .*none"),
         ({"names": [short]}, "--length 260 is longer than the 100 positions"),
         ({"queries": [4]}, "--queries 4 is more than --needles 3"),
         ({"needles": [70]}, "at most the number of cities, 64"),
@@ -246,7 +246,7 @@ def test_a_model_is_asked_through_its_template_only_in_contexts_that_fit(tmp_pat
     text_tokenizer.chat_template = "{% for m in messages %}{{ m.content * 1 }} and the answer is: {% endfor %}"
     model = make("chat", positions=LENGTH)
     text_tokenizer.chat_template = None
-    with pytest.raises(InputError, match=rf"MODEL .*chat reads {LENGTH} tokens, and a context with its output has"):
+    with pytest.raises(InputError, match=rf"model .*chat reads {LENGTH} tokens, and a context with its output has"):
         evaluate(request("needles", [model], book, lengths=[200, LENGTH], chat_template=True), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -261,7 +261,7 @@ def test_models_that_carry_a_state_are_asked_and_not_looked_into(tmp_path, book,
     names = [str(tmp_path / "mamba")]
     record = evaluate(request("needles", names, book, depths=[0.5], samples=2), tmp_path / "out")
     assert {row["samples"] for row in record.values["summary"]} == {2}
-    with pytest.raises(InputError, match=r"MODEL .*mamba: MambaForCausalLM has no eager attention function"):
+    with pytest.raises(InputError, match=r"model .*mamba: MambaForCausalLM has no eager attention function"):
         evaluate(request("allocation", names, book, samples=1), tmp_path / "new")
 
 
@@ -393,7 +393,7 @@ def test_a_finished_grid_is_returned_without_its_models(tmp_path, make, book, co
     assert again.values == record.values
     assert (counted.cells, counted.loaded) == ([], [])
     assert (tmp_path / "out" / "record.json").read_bytes() == before
-    with pytest.raises(InputError, match="out exists and is not empty; add --resume to continue"):
+    with pytest.raises(InputError, match="out exists and is not empty; add resume to continue"):
         evaluate(ask, tmp_path / "out")
 
 

@@ -113,7 +113,7 @@ def damaged(saved):
         save_file(tensors, path, metadata={"format": "pt"})
         with pytest.raises(InputError) as caught:
             load_model(str(path.parent), **arguments)
-        assert str(caught.value).startswith(f"MODEL {path.parent} is no whole model: ")
+        assert str(caught.value).startswith(f"model {path.parent} is no whole model: ")
         return str(caught.value).partition("whole model: ")[2]
 
     return load
@@ -208,13 +208,13 @@ def test_an_encoder_is_loaded_as_what_it_is(bert, kind):
 @pytest.mark.parametrize("kind", [BertModel, BertForMaskedLM, BertForTokenClassification])
 def test_an_encoder_in_place_of_a_causal_model_is_named(bert, kind):
     name = bert(kind)
-    with pytest.raises(InputError, match=rf"MODEL {re.escape(name)} has the class {kind.__name__}, which is no causal"):
+    with pytest.raises(InputError, match=rf"model {re.escape(name)} has the class {kind.__name__}, which is no causal"):
         load_model(name)
 
 
 def test_a_model_that_looks_ahead_is_refused(bert):
     name = bert(BertLMHeadModel)
-    with pytest.raises(InputError, match=f"MODEL {re.escape(name)} is not a causal language model: its logits depend"):
+    with pytest.raises(InputError, match=f"model {re.escape(name)} is not a causal language model: its logits depend"):
         load_model(name)
 
 
@@ -227,7 +227,7 @@ def test_a_model_that_its_run_did_not_write_is_refused(saved):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(bytes(content))
-    told = f"MODEL {folder} holds another model than its run wrote.*model.safetensors.*or remove model.sha256"
+    told = f"model {folder} holds another model than its run wrote.*model.safetensors.*or remove model.sha256"
     with pytest.raises(InputError, match=told):
         load_model(str(folder))
     (folder / "model.sha256").unlink()

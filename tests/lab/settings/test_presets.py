@@ -346,7 +346,7 @@ def test_section_without_keys_is_refused_by_its_name(preset):
 def test_unknown_preset_names_the_nearest():
     with pytest.raises(InputError, match="--preset deemo: unknown preset; did you mean 'demo'"):
         load_preset("deemo")
-    with pytest.raises(InputError, match=r"--preset deemo\.yaml: there is no such file"):
+    with pytest.raises(InputError, match=r"preset deemo\.yaml: there is no such file"):
         load_preset("deemo.yaml")
 
 

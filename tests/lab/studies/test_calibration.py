@@ -10,7 +10,6 @@ import yaml
 from transformers import LlamaForCausalLM
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import flags_of
 from antiphase.base.folders.journal import read_lines
 from antiphase.base.records import Record
 from antiphase.calibration import CalibrationPlan
@@ -18,6 +17,7 @@ from antiphase.calibration.plan import fingerprint
 from antiphase.calibration.search import METHODS
 from antiphase.lab.pages.html import write_report
 from antiphase.lab.scoring.task_scores import score_samples
+from antiphase.lab.settings.flags import flags_of
 from antiphase.lab.studies.calibrate.apply import measure as applying
 from antiphase.lab.studies.calibrate.measuring import SCORES, by_mode, hash_of_sample
 from antiphase.lab.studies.calibrate.search import SearchSettings

@@ -51,7 +51,7 @@ def test_a_folder_may_have_any_name(tmp_path, tiny_preset):
     model = str(tmp_path / "größer 🙂")
     train_run(load_preset(str(tiny_preset)).run, Path(model), resume=False)
     assert extension(model, length=50).training.start_from == model
-    overrides = [*overrides_from(model, flag="MODEL"), "data.tokenizer=null"]
+    overrides = [*overrides_from(model, field="model"), "data.tokenizer=null"]
     assert load_preset(str(tiny_preset), overrides).run.training.start_from == model
 
 
@@ -117,7 +117,7 @@ def test_unsuitable_models_are_refused(tmp_path, trained, book):
     ):
         with pytest.raises(InputError, match=pattern):
             extension(trained, **words)
-    with pytest.raises(InputError, match="MODEL nowhere is not a finished run"):
+    with pytest.raises(InputError, match="model nowhere is not a finished run"):
         extension("nowhere", length=60)
 
 

@@ -110,7 +110,7 @@ def test_a_refused_command_leaves_what_another_process_makes(held, preset, monke
         monkeypatch.setattr(f"antiphase.{module}.load_model", prepare)
     for module in ("dependency", "throughput", "gradients"):
         monkeypatch.setattr(f"antiphase.lab.lineage.studies.{module}.measure.train_words", prepare)
-    with pytest.raises(InputError, match=f"--output {held.path} is in use by another process"):
+    with pytest.raises(InputError, match=f"output {held.path} is in use by another process"):
         COMMANDS[command](held.path, preset)
     held.write()
     assert (held.path / "made").is_file()

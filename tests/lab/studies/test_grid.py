@@ -93,9 +93,7 @@ def test_every_study_goes_on_with_the_same_runs_and_no_others(preset, tmp_path, 
     first = [job.name for job in started]
     assert NAMES[name] in first
     kept = (tmp_path / "out" / "compare.yaml").read_bytes()
-    with pytest.raises(
-        InputError, match="already contains a study; add --resume to continue it, or choose another fol"
-    ):
+    with pytest.raises(InputError, match="already contains a study; add resume to continue it, or choose another fol"):
         study(preset, tmp_path / "out")
     started.clear()
     with pytest.raises(Interrupted):

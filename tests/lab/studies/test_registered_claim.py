@@ -32,7 +32,7 @@ def test_the_file_is_read_back_with_its_hash(tmp_path):
 @pytest.mark.parametrize("content", ["{", "[]", '{"claims": [{}]}', '{"question": "q", "contrast": "c", "n": "x"}'])
 def test_a_broken_file_is_reported(tmp_path, content):
     (tmp_path / CLAIM_FILE).write_text(content)
-    with pytest.raises(InputError, match=r"^--output \S*claim.json: .*; restore the original file$"):
+    with pytest.raises(InputError, match=r"^output \S*claim.json: .*; restore the original file$"):
         registered(tmp_path)
 
 

@@ -114,7 +114,7 @@ def test_end_to_end_and_again(text, tmp_path, monkeypatch):
     page = write_report([record, *map(Record.load, whole)], tmp_path / "page.html").read_text()
     assert "The paper's claims" in page or "The paper&#39;s claims" in page
 
-    with pytest.raises(InputError, match="add --resume"):
+    with pytest.raises(InputError, match="add resume"):
         reproduce(request, tmp_path / "all")
     with pytest.raises(InputError, match="other settings"):
         reproduce(ReproduceSettings(scale="tiny", data=[text]), tmp_path / "all", resume=True)

@@ -232,8 +232,8 @@ def test_parts_that_are_not_asked_for_now_stay_as_they_were_left(work, request_o
     [
         pytest.param({"tasks": ["no_such_task"]}, "--tasks: .*'no_such_task'", marks=pytest.mark.slow),
         ({"tasks": ["x"], "include_path": "nowhere"}, "--include-path .*nowhere: there is no such folder"),
-        ({"judge": "nowhere/judge", "judge_data": ["news.jsonl"]}, "--judge .*nowhere/judge"),
-        ({"judge": "j", "judge_data": ["absent.jsonl"]}, "--judge-data .*absent.jsonl"),
+        ({"judge": "nowhere/judge", "judge_data": ["news.jsonl"]}, "judge .*nowhere/judge"),
+        ({"judge": "j", "judge_data": ["absent.jsonl"]}, "judge_data .*absent.jsonl"),
     ],
 )
 def test_missing_options_of_a_part_are_reported_before_training(tmp_path, request_of, monkeypatch, changes, words):

@@ -72,7 +72,7 @@ def test_a_finished_measurement_is_returned_without_its_model(tmp_path, ask, unl
     assert again == Record.load(tmp_path / "out")
     assert (again.values, again.seconds) == (record.values, record.seconds)
     assert (tmp_path / "out" / "record.json").read_bytes() == before
-    with pytest.raises(InputError, match=r"--output .*out exists and is not empty; add --resume to continue"):
+    with pytest.raises(InputError, match=r"output .*out exists and is not empty; add resume to continue"):
         evaluate(ask, tmp_path / "out")
 
 
@@ -97,7 +97,7 @@ def test_an_unfinished_measurement_begins_afresh(tmp_path, ask, monkeypatch, mea
     else:
         with pytest.raises(InputError, match=r"contains work with other settings or inputs .--samples."):
             evaluate(replace(ask, samples=3), tmp_path / "out", resume=True)
-    with pytest.raises(InputError, match="is not empty; add --resume"):
+    with pytest.raises(InputError, match="is not empty; add resume"):
         evaluate(ask, tmp_path / "out")
     record = evaluate(ask, tmp_path / "out", resume=True)
     assert (record.values, record.config, record.seeds) == (whole.values, whole.config, whole.seeds)
@@ -131,7 +131,7 @@ def test_other_work_is_refused_by_the_name_of_what_differs(tmp_path, ask, unload
         flip(tmp_path / name)
     (tmp_path / "model" / "notes.md").write_text("nothing that a result depends on")
     assert evaluate(ask, tmp_path / "out", resume=True).values == record.values
-    with pytest.raises(InputError, match=r"MODEL .*gone: there is no such folder, and no such model could be read"):
+    with pytest.raises(InputError, match=r"model .*gone: there is no such folder, and no such model could be read"):
         evaluate(replace(ask, name=str(tmp_path / "gone")), tmp_path / "out", resume=True)
 
 

@@ -57,7 +57,7 @@ def test_the_study_may_have_any_name(tiny_preset, tmp_path):
 
 @pytest.mark.slow
 def test_unsuitable_models_are_refused(tiny_preset, tmp_path):
-    with pytest.raises(InputError, match=r"MODEL .*config\.json is missing"):
+    with pytest.raises(InputError, match=r"model .*config\.json is missing"):
         upcycle_preset(str(tmp_path), tmp_path / "up")
     model = trained(tmp_path / "differential", tiny_preset, kind="differential")
     with pytest.raises(InputError, match="is not a softmax model"):
@@ -75,12 +75,12 @@ def test_unsuitable_models_are_refused(tiny_preset, tmp_path):
             upcycle_preset(model, tmp_path / "up", [change])
     (tmp_path / "run" / "config.json").rename(tmp_path / "config.json")
     (tmp_path / "run" / "config.json").write_text("{}")
-    with pytest.raises(InputError, match=r"MODEL .*config\.json cannot be used"):
+    with pytest.raises(InputError, match=r"model .*config\.json cannot be used"):
         upcycle_preset(model, tmp_path / "up")
     (tmp_path / "config.json").replace(tmp_path / "run" / "config.json")
     sizes = ["model.hidden_size=20", "model.num_hidden_layers=4", "model.rms_norm_eps=1e-2", "model.head_dim=4"]
     named = (
-        r"--set cannot change MODEL \S+: model.hidden_size=20 \(it has 16\), model.num_hidden_layers=4 \(it has 2\), "
+        r"--set cannot change model \S+: model.hidden_size=20 \(it has 16\), model.num_hidden_layers=4 \(it has 2\), "
         r"model.rms_norm_eps=1e-2 "
     )
     with pytest.raises(InputError, match=named):

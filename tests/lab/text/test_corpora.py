@@ -45,12 +45,12 @@ def write_parquet(path, columns):
 
 
 def message(paths, **options):
-    """The error's text: one line, a sentence without a stop, the flag first."""
+    """The error's text: one line, a sentence without a stop, the field first."""
     with pytest.raises(InputError) as caught:
         list(documents(paths, **options))
     text = str(caught.value)
     assert "\n" not in text
-    assert text.startswith(options.get("flag", "--data"))
+    assert text.startswith(options.get("field", "data"))
     return text
 
 
@@ -72,7 +72,7 @@ def test_carriage_returns_go_before_newlines_only_and_the_byte_order_mark_goes(t
 def test_text_that_is_not_utf8_is_refused_with_the_byte_position(tmp_path, mark):
     content = mark + "é".encode() * 70_000 + b"\xe9!"
     path = write(tmp_path / "latin.txt", content)
-    text = message([path], flag="--validation")
+    text = message([path], field="validation")
     assert path in text
     assert f"byte {len(content) - 2} " in text
     assert "0xe9" in text
@@ -137,12 +137,12 @@ def test_missing_and_empty_inputs_are_refused_at_the_call(tmp_path):
         with pytest.raises(InputError) as caught:
             documents([good, path])  # not iterated: a long run must not find out at its second file
         assert words in str(caught.value)
-        assert str(caught.value).startswith(f"--data {path}")
+        assert str(caught.value).startswith(f"data {path}")
         with pytest.raises(InputError):
             fingerprint([good, path])
-    with pytest.raises(InputError, match="--data needs at least one"):
+    with pytest.raises(InputError, match="data needs at least one"):
         documents([])
-    with pytest.raises(InputError, match="--data must not be empty"):
+    with pytest.raises(InputError, match="data must not be empty"):
         documents([good, ""])
     with pytest.raises(TypeError):
         documents(good)
@@ -265,7 +265,7 @@ def test_a_later_part_of_a_file_has_the_column_of_the_file(tmp_path, monkeypatch
     monkeypatch.setattr(parts_of_files, "CHUNK", 20)
     rows = [{"n": 1, "body": None}] * 9 + [{"n": 2, "body": "here"}] + [{"n": 3, "body": None}] * 9
     path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    shards = shards_of(sources([path], "--data"), "--data", None)
+    shards = shards_of(sources([path], "data"), "data", None)
     assert len(shards) > 3
     assert [text for shard in shards for text in texts_of(shard)] == ["here"]
 
@@ -395,7 +395,7 @@ def test_all_parts_of_a_hub_dataset_have_the_column_of_its_first_text(monkeypatc
         return datasets.IterableDataset.from_generator(lambda files: iter(files[0]), gen_kwargs={"files": list(files)})
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    parts = [part for shard in shards_of(sources(["nobody-here/poems"], "--data"), "--data", None) for part in shard]
+    parts = [part for shard in shards_of(sources(["nobody-here/poems"], "data"), "data", None) for part in shard]
     assert len(parts) == 2
     assert [list(texts_of([part])) for part in parts] == [["one"], ["two"]]
     files[1].append({"body": "three", "note": "x"})
@@ -415,7 +415,7 @@ def test_one_part_of_a_hub_dataset_can_be_named_in_several_ways(monkeypatch, oth
             self.config = datasets.BuilderConfig(name=config or "default")
 
     monkeypatch.setattr(datasets, "load_dataset_builder", Builder)
-    one, two = sources(["nobody-here/poems", other], "--data")
+    one, two = sources(["nobody-here/poems", other], "data")
     assert is_same_part(one, two) is is_same_part(two, one) is same
 
 

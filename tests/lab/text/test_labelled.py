@@ -128,7 +128,7 @@ def test_files_of_single_texts_may_be_in_the_home_folder_but_are_plain_text(tmp_
     assert [row.values["text"] for row in labelled_rows({"positive": "~/rt.pos"})] == column_of("~/rt.pos") == ["fine"]
     for path in ("~/rt.csv", str(tmp_path), "nobody-here/poems"):
         for read in (column_of, lambda path: labelled_rows({"positive": path})):
-            with pytest.raises(InputError, match=f"--data {path}: one plain text file is needed here"):
+            with pytest.raises(InputError, match=f"data {path}: one plain text file is needed here"):
                 read(path)
 
 
@@ -144,7 +144,7 @@ def test_real_sets(shared):
 @pytest.mark.parametrize(("given", "read"), [("owner/name", "test"), ("owner/name@validation", "validation")])
 def test_a_split_is_that_of_a_dataset_of_the_hub(monkeypatch, given, read):
     """Unless the name has one itself."""
-    monkeypatch.setattr(labelled, "hub_rows", lambda source, flag: iter([("here", {"text": source.split})]))
+    monkeypatch.setattr(labelled, "hub_rows", lambda source, field: iter([("here", {"text": source.split})]))
     assert [row.values["text"] for row in labelled_rows(given, split="test")] == [read]
 
 

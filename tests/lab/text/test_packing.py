@@ -223,8 +223,8 @@ def test_split_holds_out_the_tail_in_whole_blocks(blocks, length, rest, share):
 def test_a_split_of_too_little_names_the_flag_and_the_sizes(tokenizer, tmp_path):
     (tmp_path / "a.txt").write_text(BOOK)
     count = len(tokenizer(BOOK.replace("\r\n", "\n"))["input_ids"])
-    packed = pack([str(tmp_path / "a.txt")], tokenizer, sequence_length=count // 2 + 1, cache=tmp_path, flag="--text")
-    with pytest.raises(InputError, match=rf"^--text holds {count} tokens, 1 whole block of {count // 2 + 1},.*takes 2"):
+    packed = pack([str(tmp_path / "a.txt")], tokenizer, sequence_length=count // 2 + 1, cache=tmp_path, field="text")
+    with pytest.raises(InputError, match=rf"^text holds {count} tokens, 1 whole block of {count // 2 + 1},.*takes 2"):
         packed.split(0.5)
     for share in (0.0, 1.0, -0.1, float("nan")):
         with pytest.raises(InputError, match=r"data\.validation_share"):
@@ -236,8 +236,8 @@ def test_less_than_one_block_is_refused_with_the_numbers(tokenizer, tmp_path):
     path.write_text("a b c")
     count = len(tokenizer("a b c")["input_ids"])
     assert len(pack([str(path)], tokenizer, sequence_length=count, cache=tmp_path / "cache")) == 1
-    with pytest.raises(InputError, match=rf"^--validation holds {count} tokens, .*data.sequence_length={count + 1};"):
-        pack([str(path)], tokenizer, sequence_length=count + 1, cache=tmp_path / "cache", flag="--validation")
+    with pytest.raises(InputError, match=rf"^validation holds {count} tokens, .*data.sequence_length={count + 1};"):
+        pack([str(path)], tokenizer, sequence_length=count + 1, cache=tmp_path / "cache", field="validation")
     with pytest.raises(InputError, match=r"data\.sequence_length must be at least 1"):
         pack([str(path)], tokenizer, sequence_length=0, cache=tmp_path / "cache")
 

@@ -229,7 +229,7 @@ def test_no_block_of_a_mixture_has_two_sources_and_each_source_has_passes_of_its
 
 
 def test_a_source_without_a_whole_block_is_refused():
-    with pytest.raises(InputError, match=r"^--data number 2 holds less than one block of data.sequence_length=29;"):
+    with pytest.raises(InputError, match=r"^data number 2 holds less than one block of data.sequence_length=29;"):
         mixed([0.5, 0.5], ends=(8 * LENGTH + 3, 9 * LENGTH))
 
 

@@ -103,7 +103,7 @@ def test_the_tokens_of_shards_are_those_of_whole_documents(name, tokenizer, tmp_
     write, least = FORMATS[name]
     write(tmp_path / name)
     given = [str(tmp_path / name)]
-    shards = shards_of(sources(given, "--data"), "--data", None)
+    shards = shards_of(sources(given, "data"), "data", None)
     assert len(shards) >= least
     cut = "".join("".join(texts_of(shard)) for shard in shards)
     assert cut == "".join(documents(given))
@@ -116,9 +116,9 @@ def test_the_tokens_of_shards_are_those_of_whole_documents(name, tokenizer, tmp_
 
 def test_a_tokenizer_that_no_cut_suits_gets_whole_files(tokenizer, tmp_path, small_shards):
     one_text(tmp_path / "a.txt")
-    found = sources([str(tmp_path / "a.txt")], "--data")
-    assert len(shards_of(found, "--data", lambda text, position: False)) == 1
-    assert len(shards_of(found, "--data", lambda text, position: True)) > 4
+    found = sources([str(tmp_path / "a.txt")], "data")
+    assert len(shards_of(found, "data", lambda text, position: False)) == 1
+    assert len(shards_of(found, "data", lambda text, position: True)) > 4
 
 
 @pytest.mark.essential
@@ -175,7 +175,7 @@ def test_the_files_of_a_hub_dataset_are_shards(tokenizer, tmp_path, monkeypatch)
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda *arguments: Builder)
     given = ["nobody-here/poems"]
     assert list(documents(given)) == texts(12)
-    shards = shards_of(sources(given, "--data"), "--data", None)
+    shards = shards_of(sources(given, "data"), "data", None)
     assert [list(texts_of(shard)) for shard in shards] == [texts(12)[:4], texts(12)[4:8], texts(12)[8:]]
     packed = pack(given, tokenizer, sequence_length=8, cache=tmp_path / "cache", workers=1)
     assert packed.tokens.tolist() == in_memory(given, tokenizer)
@@ -266,7 +266,7 @@ def test_a_process_that_is_killed_is_one_sentence(tokenizer, tmp_path, small_sha
     monkeypatch.setattr(token_files, "SHARD", 2000)
     json_lines(tmp_path / "a.jsonl")
     monkeypatch.setattr(token_files, "write_shard", dies)
-    with pytest.raises(OSError, match=r"a process that reads it was killed.*--data") as caught:
+    with pytest.raises(OSError, match=r"a process that reads it was killed.*data") as caught:
         pack([str(tmp_path / "a.jsonl")], tokenizer, sequence_length=8, cache=tmp_path / "cache", workers=2)
     assert caught.value.errno in cli.REMEDIES
 
@@ -379,7 +379,7 @@ def test_a_source_that_cannot_be_used_costs_one_sentence(kind, tokenizer, tmp_pa
     with pytest.raises(InputError) as caught:
         pack([str(tmp_path / "text")], tokenizer, sequence_length=8, cache=tmp_path / "cache", workers=1)
     message = str(caught.value)
-    assert message.startswith(f"--data {tmp_path / 'text' / 'b.jsonl'}")
+    assert message.startswith(f"data {tmp_path / 'text' / 'b.jsonl'}")
     assert BAD[kind] in message
     assert "; " in message
     assert "\n" not in message
@@ -392,7 +392,7 @@ def test_a_source_that_cannot_be_used_costs_one_sentence(kind, tokenizer, tmp_pa
 def test_a_file_that_is_cut_while_it_is_read_costs_one_sentence(write, tokenizer, tmp_path, small_shards):
     path = tmp_path / ("a.parquet" if write is parquet else "a.jsonl" if write is json_lines else "a.txt")
     write(path)
-    shards = shards_of(sources([str(path)], "--data"), "--data", None)
+    shards = shards_of(sources([str(path)], "data"), "data", None)
     path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
     parts_of_all = [part for shard in shards for part in shard]
     with pytest.raises(InputError, match=r"ends early|not JSON|not a whole Parquet file"):

@@ -203,13 +203,13 @@ def test_a_saved_tokenizer_comes_back_the_same(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["newer", "newer/tokenizer.json", "missing", "a/b/c", "", "nobody-here/nothing"])
-def test_a_tokenizer_that_cannot_be_loaded_names_the_flag(tmp_path, monkeypatch, name):
+def test_a_tokenizer_that_cannot_be_loaded_names_the_field(tmp_path, monkeypatch, name):
     (tmp_path / "newer").mkdir()
     (tmp_path / "newer" / "tokenizer.json").write_text('{"added_tokens": [], "model": {"type": "Future"}}')
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError) as caught:
-        load_tokenizer(name, flag="--tokenizer")
-    assert str(caught.value).startswith(f"--tokenizer {name}: ")
+        load_tokenizer(name, field="tokenizer")
+    assert str(caught.value).startswith(f"tokenizer {name}: ")
     assert "\n" not in str(caught.value)
 
 

@@ -194,7 +194,7 @@ def test_sizes_beside_the_flag_are_refused_before_anything_else(trained, tiny_pr
         settings = TrainSettings(preset=str(tiny_preset), start_from=str(trained), settings=list(words))
         return plan(settings, tmp_path / "next")
 
-    words = r"--set cannot change the model of --start-from .*: model.num_hidden_layers=3 \(it has 2\), model.norm_type"
+    words = r"--set cannot change the model of start_from .*: model.num_hidden_layers=3 \(it has 2\), model.norm_type"
     with pytest.raises(InputError, match=words):
         given("model.num_hidden_layers=3", "model.num_attention_heads=4", "model.norm_type=layer_norm")
     given("model.num_hidden_layers=2", "training.steps=3")
@@ -204,5 +204,5 @@ def test_only_plain_positions_can_be_trained_further(trained):
     config = json.loads((trained / "config.json").read_text())
     config["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
     (trained / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"--start-from .* has a RoPE of type 'linear'"):
-        overrides_from(str(trained), flag="--start-from")
+    with pytest.raises(InputError, match=r"start_from .* has a RoPE of type 'linear'"):
+        overrides_from(str(trained), field="start_from")

@@ -102,7 +102,7 @@ def test_a_run_does_not_go_on_with_other_text(tmp_path, text_settings, changed):
     train_run(settings, tmp_path / "run", resume=False)
     train_run(settings, tmp_path / "run", resume=True)
     (tmp_path / changed).write_text(sentences(900, 7))
-    with pytest.raises(InputError, match="run began with other text: what --data or --validation names"):
+    with pytest.raises(InputError, match="run began with other text: what data or validation names"):
         train_run(settings, tmp_path / "run", resume=True)
 
 

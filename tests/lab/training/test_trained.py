@@ -26,7 +26,7 @@ def ends(run, settings, tmp_path):
 
     def execute(*changes):
         run(tmp_path / "run", *changes)
-        tokenizer = load_tokenizer(str(tmp_path / "run"), flag="")
+        tokenizer = load_tokenizer(str(tmp_path / "run"), field="")
         start = build_model(settings(*changes), tokenizer, seed=settings(*changes).training.seed)
         kept = load_file(tmp_path / "run" / "model.safetensors")
         return {name: tensor for name, tensor in start.state_dict().items() if name in kept}, kept
@@ -86,7 +86,7 @@ def test_without_lambda_there_is_nothing_to_train(run, tmp_path, changes):
 
 def test_embeddings_may_have_more_rows_than_the_tokenizer_has_tokens(run, settings, tmp_path):
     run(tmp_path / "plain", "training.steps=1")
-    tokenizer = load_tokenizer(str(tmp_path / "plain"), flag="")
+    tokenizer = load_tokenizer(str(tmp_path / "plain"), field="")
     rows = len(tokenizer) + 7
     run(tmp_path / "first", f"model.vocab_size={rows}", "training.steps=2")
     assert load_file(tmp_path / "first" / "model.safetensors")["model.embed_tokens.weight"].shape[0] == rows

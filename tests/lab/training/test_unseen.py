@@ -40,7 +40,7 @@ def test_text_that_the_first_model_was_trained_on_is_not_held_out(read, data, va
     shutil.copy(read / "a.txt", read / "copy.txt")
     paths = {"data": [str(read / f"{one}.txt") for one in data],
              "validation": [str(read / f"{one}.txt") for one in validation]}  # fmt: skip
-    start = overrides_from(str(read / "read"), flag="--start-from")
+    start = overrides_from(str(read / "read"), field="start_from")
     run = load_preset("half-hour", [*start, "training.steps=1", "training.warmup_steps=0", *READS], **paths).run
     if message is None:
         check_unseen(run)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from antiphase.base.errors import InputError, nearest
+from antiphase.base.errors import InputError, named, nearest
 from antiphase.base.randomness import keyed_generator
 from antiphase.lab.lineage.results import Duplicates
 from antiphase.lab.text.files import kind_of, sources
@@ -41,7 +41,7 @@ def read_examples(
     labels: str = "coarse",
     text_field: str | None = None,
     label_field: str | None = None,
-    flag: str = "--train",
+    field: str = "train",
 ) -> list[Example]:
     """All labelled texts of the files, in their order; empty texts are kept, with a warning.
 
@@ -56,12 +56,12 @@ def read_examples(
         InputError: there is no data, a row has no label, or columns are missing or ambiguous.
     """
     if not paths:
-        raise InputError(f"{flag} is missing: a file with labelled texts")
+        raise InputError(f"{named(field)} is missing: a file with labelled texts")
     found: list[Example] = []
     empty: list[str] = []
     for given in paths:
         path, split = file_and_part(given)
-        rows = labelled_rows(path, split=split, flag=flag)
+        rows = labelled_rows(path, split=split, field=field)
         is_plain = Path(path).is_file() and kind_of(Path(path)) == ".txt"  # its reader has warned already
         text_column, label_column = _columns(rows, text_field, label_field)
         for row in rows:
@@ -148,7 +148,7 @@ def _label(row: Row, column: str) -> str:
     return label
 
 
-def check_labels(train: Sequence[Example], test: Sequence[Example], *, flag: str = "--train") -> list[str]:
+def check_labels(train: Sequence[Example], test: Sequence[Example], *, field: str = "train") -> list[str]:
     """The training labels in alphabetical order (numbers by value).
 
     Raises:
@@ -157,8 +157,8 @@ def check_labels(train: Sequence[Example], test: Sequence[Example], *, flag: str
     known = sorted({example.label for example in train}, key=_order)
     if len(known) < 2:
         raise InputError(
-            f"{flag}: every row has the label '{known[0]}'; a classifier needs at least two labels (for COARSE:fine "
-            "labels, --labels fine uses the full label)"
+            f"{named(field)}: every row has the label '{known[0]}'; a classifier needs at least two labels (for "
+            "COARSE:fine labels, --labels fine uses the full label)"
         )
     for example in test:
         if example.label not in known:
@@ -223,7 +223,7 @@ def duplicates(examples: Sequence[Example]) -> Duplicates:
     )  # fmt: skip
 
 
-def read_texts(given: str, *, text_field: str | None = None, flag: str = "--file") -> list[tuple[str, str]]:
+def read_texts(given: str, *, text_field: str | None = None, field: str = "file") -> list[tuple[str, str]]:
     """Place and text of each line of a plain text file, or of each row of a table.
 
     Raises:
@@ -231,10 +231,10 @@ def read_texts(given: str, *, text_field: str | None = None, flag: str = "--file
     """
     path = Path(given).expanduser()
     if path.is_file() and kind_of(path) == ".txt":
-        sources([given], flag)  # raises an error for an empty file
-        return list(text_lines(path, flag))
+        sources([given], field)  # raises an error for an empty file
+        return list(text_lines(path, field))
     path_or_name, split = file_and_part(given)
-    rows = labelled_rows(path_or_name, split=split, flag=flag)
+    rows = labelled_rows(path_or_name, split=split, field=field)
     names = _names(rows)
     column = text_field or _usual(names, TEXT_NAMES, None) or (names[0] if len(names) == 1 else None)
     if column is None or column not in names:

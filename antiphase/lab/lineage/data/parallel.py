@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from antiphase.base.errors import InputError, nearest
+from antiphase.base.errors import InputError, named, nearest
 from antiphase.base.randomness import keyed_generator
 from antiphase.lab.lineage.data.labelled_texts import file_and_part, normal_form
 from antiphase.lab.text.files import Files, kind_of, sources
@@ -36,7 +36,7 @@ class Pair:
 
 
 def read_pairs(
-    paths: Sequence[str], *, source_field: str = "source", target_field: str = "target", flag: str = "--train"
+    paths: Sequence[str], *, source_field: str = "source", target_field: str = "target", field: str = "train"
 ) -> list[Pair]:
     """All pairs of the files, in their order.
 
@@ -51,14 +51,14 @@ def read_pairs(
         raise InputError(f"--source-field and --target-field name the same column, {source_field}")
     found = []
     parts = [file_and_part(given) for given in paths]
-    for (given, split), one in zip(parts, sources([path for path, _ in parts], flag), strict=True):
+    for (given, split), one in zip(parts, sources([path for path, _ in parts], field), strict=True):
         entries = [path for _, path in one.entries] if isinstance(one, Files) else [Path(given)]
         for path in entries:
             if isinstance(one, Files) and kind_of(path) in LINES:
-                found += list(_line_pairs(path, flag))
+                found += list(_line_pairs(path, field))
             else:
                 name = str(path) if isinstance(one, Files) else given
-                rows = labelled_rows(name, split=split, flag=flag)
+                rows = labelled_rows(name, split=split, field=field)
                 found += [_named(row, source_field, target_field) for row in rows]
     for pair in found:
         for side, text in (("source", pair.source), ("target", pair.target)):
@@ -67,8 +67,8 @@ def read_pairs(
     return found
 
 
-def _line_pairs(path: Path, flag: str) -> Iterator[Pair]:
-    for place, line in text_lines(path, flag):
+def _line_pairs(path: Path, field: str) -> Iterator[Pair]:
+    for place, line in text_lines(path, field):
         sides = line.split("\t")
         if len(sides) != 2:
             tabs = "no tab" if len(sides) == 1 else f"{len(sides) - 1} tabs"
@@ -91,7 +91,7 @@ def _text(row: Row, field: str, flag: str) -> str:
     return value
 
 
-def held_out_pairs(pairs: Sequence[Pair], seed: int, *, flag: str = "--train") -> tuple[list[Pair], list[Pair]]:
+def held_out_pairs(pairs: Sequence[Pair], seed: int, *, field: str = "train") -> tuple[list[Pair], list[Pair]]:
     """Split pairs, in order, into a training part and a test part with those of a random tenth of the sources.
 
     Pairs of one source text stay together, so that no source is in both parts; texts that differ only in case and white
@@ -102,7 +102,9 @@ def held_out_pairs(pairs: Sequence[Pair], seed: int, *, flag: str = "--train") -
     """
     texts = list(dict.fromkeys(normal_form(pair.source) for pair in pairs))
     if len(texts) < 2:
-        raise InputError(f"{flag} holds one source text only, so none can be held out; give more pairs, or --test")
+        raise InputError(
+            f"{named(field)} holds one source text only, so none can be held out; give more pairs, or --test"
+        )
     order = torch.randperm(len(texts), generator=keyed_generator("parallel", seed)).tolist()
     chosen = {texts[index] for index in order[: max(1, len(texts) // 10)]}
     is_test = [normal_form(pair.source) in chosen for pair in pairs]

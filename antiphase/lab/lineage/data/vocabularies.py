@@ -134,9 +134,9 @@ TOKENIZERS: dict[str, Callable[[Iterable[str], int], PreTrainedTokenizerFast]] =
 """Training function by kind of tokenizer; takes texts and the number of entries."""
 
 
-def content_of_own(name: str | None, *, flag: str = "--tokenizer") -> str | None:
+def content_of_own(name: str | None, *, field: str = "tokenizer") -> str | None:
     """The vocabulary and special tokens of a folder or Hub name; None for tokenizers that are trained here."""
     if name is None or name in TOKENIZERS:
         return None
-    tokenizer = load_tokenizer(name, flag=flag)
+    tokenizer = load_tokenizer(name, field=field)
     return f"{tokenizer.backend_tokenizer.to_str()} {tokenizer.special_tokens_map}"

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from antiphase.base.errors import InputError
-from antiphase.base.files import place_of, reading
+from antiphase.base.errors import InputError, named
+from antiphase.base.files import reading
 
 
 @torch.no_grad()
-def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mapping[str, int], *, flag: str = "") -> int:
+def set_word_vectors(
+    model: PreTrainedModel, path: str | Path, vocabulary: Mapping[str, int], *, field: str = ""
+) -> int:
     """Replace the embeddings of the words in a file of word vectors; return the number of words replaced.
 
     The other words keep their random directions and are scaled to the same standard deviation (Kim 2014, 1408.5882,
@@ -29,7 +31,7 @@ def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mappi
         path: a text file in the format of GloVe (a word and its numbers on each line) or word2vec (the same after a
             line with the number of words and the width).
         vocabulary: id of each word, for example ``tokenizer.get_vocab()``.
-        flag: what named the file on a command line, for messages.
+        field: the argument that gave the file, for messages.
 
     Raises:
         InputError: the file is missing, a line has another width or no numbers (the message names file and line), none
@@ -38,10 +40,10 @@ def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mappi
     embedding = model.get_input_embeddings()
     if not isinstance(embedding, nn.Embedding):
         raise InputError("word vectors need a model with learned embeddings; set embeddings to learned")
-    found = read_word_vectors(path, vocabulary, width=embedding.embedding_dim, flag=flag)
+    found = read_word_vectors(path, vocabulary, width=embedding.embedding_dim, field=field)
     if not found:
         raise InputError(
-            f"{place_of(path, flag)}: contains none of the {len(vocabulary)} words of the vocabulary; check that its "
+            f"{named(field, path)}: contains none of the {len(vocabulary)} words of the vocabulary; check that its "
             f"vectors are {embedding.embedding_dim} wide, as the model's embeddings are"
         )
     rows = torch.tensor(sorted(found), device=embedding.weight.device)
@@ -57,7 +59,7 @@ def set_word_vectors(model: PreTrainedModel, path: str | Path, vocabulary: Mappi
 
 
 def read_word_vectors(
-    path: str | Path, vocabulary: Mapping[str, int], *, width: int, flag: str = ""
+    path: str | Path, vocabulary: Mapping[str, int], *, width: int, field: str = ""
 ) -> dict[int, Tensor]:
     """{id: (width,) fp32} for the words in ``vocabulary``; if a word has several lines, the first is used.
 
@@ -65,7 +67,7 @@ def read_word_vectors(
         InputError: the file is missing, or a line has another number of values or no numbers.
     """
     found: dict[int, Tensor] = {}
-    with reading(path, flag, "give a text file of word vectors"), open(path, "rb") as file:
+    with reading(path, field, "give a text file of word vectors"), open(path, "rb") as file:
         for number, line in enumerate(file, start=1):  # bytes: str.splitlines would split some words
             # From the end, because some words of GloVe contain spaces.
             word, *values = line.strip(b" \t\r\n").replace(b"\t", b" ").rsplit(b" ", width)

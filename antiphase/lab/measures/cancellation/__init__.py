@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from antiphase.base.flags import flag
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import RetrievalTextSettings
+from antiphase.lab.settings.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.base.errors import InputError, NonFiniteError
+from antiphase.base.errors import InputError, NonFiniteError, named
 from antiphase.lab.measures.document_gain import DocumentGain, DocumentGainSettings, Gain
 from antiphase.lab.measures.hallucination.items import Item, Prompted, draw, load_items
 from antiphase.lab.measures.parts import UNSTORED, Parts
@@ -58,7 +58,7 @@ def prepare(
         InputError: a file cannot be used, or too few of its rows fit in the model's context.
     """
     if settings.chat_template:
-        check_chat_template(loaded.tokenizer, f"MODEL {loaded.name}")
+        check_chat_template(loaded.tokenizer, named("model", loaded.name))
     data = {Path(path).stem: load_items(path) for path in settings.data}
     return _prepared(loaded.model, loaded.tokenizer, data, settings.samples, settings.seed, chat=settings.chat_template)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from antiphase.base.errors import InputError
 from antiphase.base.files import read_text
-from antiphase.base.flags import flag
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import ModelSettings, chat_flag
+from antiphase.lab.settings.flags import flag
 
 MODEL, LEAD, GOLD, WRONG = "model", "lead", "gold", "wrong"
 """Judged systems: the model, the first three sentences, the references, and references with an error."""
@@ -71,7 +71,7 @@ class HallucinationSettings(ModelSettings):
         """
         if self.judge_key_file is not None:
             remedy = "give a file that holds the key and nothing else"
-            return read_text(self.judge_key_file, "--judge-key-file", remedy).strip()
+            return read_text(self.judge_key_file, "judge_key_file", remedy).strip()
         if self.judge_key_variable is not None:
             key = os.environ.get(self.judge_key_variable, "").strip()  # noqa: TID251 – a variable that the user names
             if not key:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named, worded
 from antiphase.base.randomness import keyed_generator
 from antiphase.lab.measures.hallucination import MODEL, WRONG, SystemScore
 from antiphase.lab.measures.hallucination.grounding import (
@@ -97,10 +97,10 @@ def load_items(path: str) -> list[Item]:
     """
     if Path(path).suffix.lower() == ".txt":
         raise InputError(
-            f"--data {path}: plain text has no columns; give a table (JSON lines, CSV) with document and summary, or "
-            "with context, question and answers"
+            f"{named('data', path)}: plain text has no columns; give a table (JSON lines, CSV) with document and "
+            "summary, or with context, question and answers"
         )
-    return [_item(row) for row in labelled_rows(path, flag="--data")]
+    return [_item(row) for row in labelled_rows(path, field="data")]
 
 
 def _item(row: Row) -> Item:
@@ -118,7 +118,7 @@ def _item(row: Row) -> Item:
     question = str(values.get("question", "")).strip()
     if kind == "question answering" and not question:
         raise InputError(f"{row.place}: the question is empty")
-    return Item(kind, row.place, context.strip(), references, question)
+    return Item(kind, worded(row.place), context.strip(), references, question)
 
 
 def _column(row: Row, names: Sequence[str], kind: Kind) -> Any:

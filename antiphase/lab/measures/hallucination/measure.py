@@ -14,7 +14,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.base.errors import InputError, naming
+from antiphase.base.errors import InputError, named, renamed
 from antiphase.base.folders.contents import hash_of
 from antiphase.base.folders.journal import append_line, read_lines
 from antiphase.base.folders.work import Resumable
@@ -86,7 +86,7 @@ def evaluate(
         judge = judge or _judge(settings)
         loaded = load_model(settings.name, **loading_options(settings))
         if settings.chat_template:
-            check_chat_template(loaded.tokenizer, f"MODEL {loaded.name}")
+            check_chat_template(loaded.tokenizer, named("model", loaded.name))
         drawn = _drawn(
             loaded, data, settings.samples, settings.max_new_tokens, settings.seed, chat=settings.chat_template
         )
@@ -97,7 +97,7 @@ def evaluate(
         with refused_by_model(settings.name):
             written = _written(loaded, drawn, kept, settings.max_new_tokens, say, report)
         systems = {name: [System(MODEL, drawn[name].items, written[name]), *controls[name]] for name in drawn}
-        with refused_by_model(settings.judge, flag="--judge"):
+        with refused_by_model(settings.judge, field="judge"):
             judged = _judged(systems, answers, say, report)
         lines = [json.dumps(vars(line), ensure_ascii=False) + "\n" for line in judged.lines]
         write_atomically(output / VERDICTS, "".join(lines).encode())
@@ -230,7 +230,7 @@ def _judge(settings: HallucinationSettings) -> Judge:
             settings.judge_url, settings.judge, key=settings.key(), longest=settings.judge_tokens,
             timeout=settings.judge_timeout,
         )  # fmt: skip
-    with naming({"MODEL": "--judge"}):
+    with renamed({"model": "judge"}):
         loaded = load_model(settings.judge, **loading_options(settings))
     return LocalJudge(loaded, fingerprint=digest(loaded))
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from antiphase.base.errors import InputError, shown
 from antiphase.base.files import one_line
-from antiphase.base.flags import argument, flag
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import DrawnSettings, chat_flag, seed_flag
+from antiphase.lab.settings.flags import argument, flag
 
 PAPER_TASKS = ("arc_challenge", "arc_easy", "boolq", "hellaswag", "openbookqa", "piqa", "winogrande")
 """The paper's seven tasks (2410.05258, table 1), by their names in lm-eval."""

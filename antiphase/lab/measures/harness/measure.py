@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.base.errors import InputError, NonFiniteError
+from antiphase.base.errors import InputError, NonFiniteError, named
 from antiphase.base.folders.contents import hash_of
 from antiphase.base.folders.journal import append_line, read_lines
 from antiphase.base.folders.work import Resumable
@@ -144,7 +144,7 @@ def _rows(
     for name in request.names:
         loaded = load_model(name, **loading_options(request))
         if request.chat_template:
-            check_chat_template(loaded.tokenizer, f"MODEL {name}")
+            check_chat_template(loaded.tokenizer, named("model", name))
         own, model = digest(loaded), None
         for task in request.tasks:
             for shots in request.num_fewshot:
@@ -156,7 +156,7 @@ def _rows(
                     try:
                         known[key] = _scored(request, model, library, task, shots)
                     except NonFiniteError as error:
-                        raise InputError(f"MODEL {name}, {task}: {error}") from error
+                        raise InputError(f"{named('model', name)}, {task}: {error}") from error
                     append_line(path, finite({"key": key, "rows": known[key]}))
                 done += 1
                 report(done, count)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import argument, flag
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import LoadingSettings
+from antiphase.lab.settings.flags import argument, flag
 
 LONGEST = 512
 """Largest number of tokens: 12 layers with 12 maps then give a record of 38 MB and a page of about 25 MB."""

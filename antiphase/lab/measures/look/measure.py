@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from antiphase.attention.maps import AttentionMaps, attention_maps
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.files import read_json, read_text, text_of_input
 from antiphase.base.folders.ownership import new_folder
 from antiphase.base.records import GIVE_A_RUN, Record
@@ -105,9 +105,9 @@ def text_of(request: LookSettings, say: Callable[[str], None] = lambda message: 
         InputError: its file cannot be read.
     """
     if request.text_file == "-":
-        return text_of_input("--text-file", "pipe a text into the command")
+        return text_of_input("text_file", "pipe a text into the command")
     if request.text_file is not None:
-        return read_text(request.text_file, "--text-file", "give a file of text")
+        return read_text(request.text_file, "text_file", "give a file of text")
     assert request.text is not None
     if len(request.text) < LONGEST_NAME and Path(request.text).is_file():
         say(f"--text is the name of a file and looked at as it stands; for its content give --text-file {request.text}")
@@ -178,7 +178,7 @@ def _pair(
     start = getattr(config, "decoder_start_token_id", None)
     start = getattr(config, "bos_token_id", None) if start is None else start
     if start is None:
-        raise InputError(f"MODEL {loaded.name}: its configuration has no decoder_start_token_id")
+        raise InputError(f"{named('model', loaded.name)}: its configuration has no decoder_start_token_id")
     read = torch.cat([torch.tensor([[start]]), target[1][:, :-1]], 1)
     written = _sequence(loaded, *target)
     piece = loaded.tokenizer.convert_ids_to_tokens(start)

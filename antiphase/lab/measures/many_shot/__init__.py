@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import flag
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import ModelSettings, chat_flag
+from antiphase.lab.settings.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,7 @@ Decoding is restricted to the labels. Examples, orders and rows asked are the sa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from antiphase.base.errors import InputError, NonFiniteError
+from antiphase.base.errors import InputError, NonFiniteError, named, within
 from antiphase.base.randomness import keyed_generator
 from antiphase.lab.measures.inputs import task_content
 from antiphase.lab.measures.many_shot import AtShots, ManyShot, ManyShotSettings, OverOrders, TaskShots
@@ -53,7 +52,7 @@ def prepare(
         InputError: a task cannot be used or has too few rows, or two tasks have the same name.
     """
     if settings.chat_template:
-        check_chat_template(loaded.tokenizer, f"MODEL {loaded.name}")
+        check_chat_template(loaded.tokenizer, named("model", loaded.name))
     longest = context_length(loaded.model)
     found: dict[str, RequestedTask] = {}
     for path in settings.tasks:
@@ -94,7 +93,7 @@ def measure(
     for place, (name, asked) in enumerate(tasks.items()):
         own_parts = replace(parts, report=partial(_later, parts.report, place, len(tasks)))
         most = _most_examples(settings, asked.task)
-        with naming_task(asked.path):
+        with within("task", asked.path):
             own = many_shot(
                 loaded.model, asked.task, shots=[count for count in settings.shots if count <= most],
                 samples=settings.samples, orders=settings.orders, seed=settings.seed, parts=own_parts,
@@ -106,15 +105,6 @@ def measure(
 def _later(report: Callable[[float, int], None], before: int, tasks: int, done: float, count: int) -> None:
     """Report the finished share of a task that follows ``before`` of ``tasks`` tasks."""
     report(before + done / count, tasks)
-
-
-@contextmanager
-def naming_task(path: str) -> Iterator[None]:
-    """Name the task's file in input errors."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"--task {path}: {error}") from None
 
 
 def _most_examples(settings: ManyShotSettings, task: LabelledTask) -> int:

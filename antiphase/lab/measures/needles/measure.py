@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from antiphase.base.errors import named
 from antiphase.base.records import Record, finite
 from antiphase.base.typed import build
 from antiphase.lab.measures.needles import Needles, NeedlesSettings
@@ -69,7 +70,7 @@ def needles_in_text(
 
 
 def _of_texts(loaded: LoadedModel, cell: Cell, contexts: Sequence[Context], haystack: Haystack) -> list[Row]:
-    system = Generating(loaded.model, loaded.tokenizer, f"MODEL {loaded.name}", loaded.chat)
+    system = Generating(loaded.model, loaded.tokenizer, named("model", loaded.name), loaded.chat)
     return text_needles(system, {cell: contexts})
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from antiphase.base.errors import named
 from antiphase.lab.measures.retrieval import prompts_of, room_for
 from antiphase.lab.scoring.likelihood import generated_tokens
 from antiphase.lab.text.haystacks import Cell, Context
@@ -43,7 +44,7 @@ class Generating:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    name: str = "MODEL"
+    name: str = named("model")
     """Name of the model in messages."""
     chat: bool = False
     """Whether contexts go through the model's chat template."""

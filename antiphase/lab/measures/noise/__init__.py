@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from antiphase.base.flags import flag
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.retrieval_results import MapAllocation, Size
 from antiphase.lab.measures.settings import ContextSettings
+from antiphase.lab.settings.flags import flag
 
 FORMS = ("removed", "exchanged")
 """Changes of second maps: λ = 0, or the two maps of each head in each other's place."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.attention.second_map import Form, has_second_map
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.randomness import keyed_generator
 from antiphase.base.records import Record, finite
 from antiphase.base.typed import build
@@ -120,11 +120,11 @@ def _measuring(resamples: int, forms: Sequence[str], seed: int) -> CellMeasureme
     )  # fmt: skip
 
 
-def _check_second_map(loaded: LoadedModel, flag: str, forms: Sequence[str]) -> None:
+def _check_second_map(loaded: LoadedModel, field: str, forms: Sequence[str]) -> None:
     if forms and not has_second_map(loaded.model):
         raise InputError(
-            f"--second-map {','.join(forms)}: {flag} {loaded.name} has no second map; leave --second-map out, or "
-            "choose a differential model"
+            f"--second-map {','.join(forms)}: {named(field, loaded.name)} has no second map; leave --second-map out, "
+            "or choose a differential model"
         )
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import argument, flag
 from antiphase.base.typed import OPTIONAL
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import LoadingSettings
+from antiphase.lab.settings.flags import argument, flag
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from antiphase.attention.hooks import is_encoder_decoder
 from antiphase.attention.statistics import AttentionStatistics, attention_statistics
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.lab.measures.held_out import check_words, tokens_of
 from antiphase.lab.measures.parts import UNSTORED, Parts
 from antiphase.lab.measures.probe import ByPosition, Figures, HeadFigures, Probe, ProbeSettings, TokenSinks
@@ -51,14 +51,14 @@ def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Cal
             f"--length {settings.length} is longer than the {longest} positions of {settings.name}; shorten it"
         )
     check_words(loaded)
-    check_rows(loaded.tokenizer, reader_of(loaded.model).get_input_embeddings(), f"MODEL {settings.name}")
+    check_rows(loaded.tokenizer, reader_of(loaded.model).get_input_embeddings(), named("model", settings.name))
     say("packing the text into tokens")
     first, last = loaded.tokenizer.cls_token_id, loaded.tokenizer.sep_token_id
     is_encoder = first is not None and last is not None
     before, after = ((first,), (last,)) if is_encoder else (opening_of_text(loaded.tokenizer), ())
     if settings.length <= len(before) + len(after):
-        named = "[CLS] and [SEP]" if is_encoder else "the token that opens a text"
-        raise InputError(f"--length {settings.length} has no room beside {named}; raise it")
+        tokens = "[CLS] and [SEP]" if is_encoder else "the token that opens a text"
+        raise InputError(f"--length {settings.length} has no room beside {tokens}; raise it")
     packed = pack(
         list(settings.paths), loaded.tokenizer, sequence_length=settings.length - len(before) - len(after),
         text_field=settings.text_field, cache=tokens_of(output),

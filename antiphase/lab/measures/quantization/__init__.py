@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import flag
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import RetrievalTextSettings
+from antiphase.lab.settings.flags import flag
 
 GRANULARITIES = ("tensor", "head", "row")
 WEIGHT_BITS = (8, 4)

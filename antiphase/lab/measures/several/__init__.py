@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import DTYPE_HELP, DTYPES, argument, flag
 from antiphase.lab.measures.result import Result
+from antiphase.lab.settings.flags import DTYPE_HELP, DTYPES, argument, flag
 from antiphase.lab.training.execution.settings import ExecutorSettings
 
 

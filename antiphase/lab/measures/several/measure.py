@@ -12,7 +12,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from antiphase.base.errors import InputError, nearest
 from antiphase.base.files import parse_yaml
-from antiphase.base.flags import flags_of, words_of
 from antiphase.base.folders.contents import digest_of
 from antiphase.base.folders.ownership import undone_if_refused
 from antiphase.base.folders.work import work_in
@@ -21,6 +20,7 @@ from antiphase.base.typed import build
 from antiphase.lab.catalog import Measurement, measurements
 from antiphase.lab.measures.inputs import model_content, task_content
 from antiphase.lab.measures.several import Measured, Several, SeveralSettings
+from antiphase.lab.settings.flags import flags_of, kept_settings, words_of
 from antiphase.lab.training.execution.choice import executor_of
 from antiphase.lab.training.execution.executor import Command
 from antiphase.lab.training.execution.queue import run_tasks
@@ -48,11 +48,11 @@ def evaluate(
     settings.check()
     started = time.perf_counter()
     refusal = None
-    with work_in(output, settings, resume=resume) as work:
+    with work_in(output, kept_settings(settings), resume=resume) as work:
         with undone_if_refused(output):
             tasks = planned(settings, output, report)
             for model in settings.models:
-                read_config(model, flag="MODEL")
+                read_config(model, field="model")
             read = {f"the files of {model}": model_content(model) for model in settings.models}
             read |= {f"the files in {path}": _content(path) for path in _paths(settings) if path not in settings.models}
             work.begin(read, {name: f"{name} have changed" for name in read})

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from antiphase.base.flags import flag
 from antiphase.base.typed import OPTIONAL
 from antiphase.lab.measures.result import Result
+from antiphase.lab.settings.flags import flag
 from antiphase.lab.studies.metrics import Difference
 from antiphase.lab.studies.settings import StudySettings
 from antiphase.lab.training.divergence import Divergence

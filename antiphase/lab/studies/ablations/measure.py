@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.flags import flags_of
 from antiphase.base.records import Record
 from antiphase.lab.pages.tables import present
 from antiphase.lab.scoring.loading import load_model, refused_by_model
 from antiphase.lab.scoring.recall import RecallSlices, recall_losses, recall_slices
+from antiphase.lab.settings.flags import flags_of
 from antiphase.lab.settings.presets import Preset
 from antiphase.lab.statistics.blocks import Blocks
 from antiphase.lab.studies.ablations import AblationRow, AblationRun, Ablations, AblationsSettings, Losses, Slices

@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.base.folders.contents import hash_of
 from antiphase.base.folders.work import Work
 from antiphase.base.records import Record, finite
@@ -59,7 +59,7 @@ def load_tasks(settings: TaskSettings, loaded: LoadedModel) -> dict[str, Task]:
         InputError: a task cannot be used, or two have one name.
     """
     if settings.chat_template:
-        check_chat_template(loaded.tokenizer, f"MODEL {loaded.name}")
+        check_chat_template(loaded.tokenizer, named("model", loaded.name))
     longest = context_length(loaded.model)
     found: dict[str, Task] = {}
     for path in settings.tasks:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import flag
 from antiphase.lab.measures.settings import ModelSettings, chat_flag
+from antiphase.lab.settings.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True)

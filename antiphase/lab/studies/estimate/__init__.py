@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphase.base.errors import InputError, nearest
-from antiphase.base.flags import Settings, flag
 from antiphase.lab.measures.result import Result
+from antiphase.lab.settings.flags import Settings, flag
 from antiphase.lab.studies.settings import preset_flag
 
 GIGA = 1e9

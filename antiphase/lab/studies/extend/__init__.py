@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from antiphase.base.flags import argument, flag
+from antiphase.lab.settings.flags import argument, flag
 from antiphase.lab.studies.settings import TextSettings
 
 

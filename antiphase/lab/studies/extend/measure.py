@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError, naming
+from antiphase.base.errors import InputError, named, renamed
 from antiphase.lab.settings.presets import RunSettings, kept_run, load_preset
 from antiphase.lab.studies.extend import ExtendSettings
 from antiphase.lab.studies.plan import Plan
@@ -104,17 +104,17 @@ def _finished_run(model: str) -> tuple[AntiphaseConfig, RunSettings]:
     path = Path(model) / SETTINGS
     if not path.is_file() or not (Path(model) / "config.json").is_file():
         raise InputError(
-            f"MODEL {model} is not a finished run of antiphase; continue a converted model with antiphase train --set "
-            "training.start_from=FOLDER --set model.rope_theta=BASE"
+            f"{named('model', model)} is not a finished run of antiphase; continue a converted model with antiphase "
+            "train --set training.start_from=FOLDER --set model.rope_theta=BASE"
         )
-    with naming({"SOURCE": "MODEL"}):
+    with renamed({"source": "model"}):
         source = Checkpoint(model)
         config = source.config
         if isinstance(config, AntiphaseConfig):
             source.check_dtypes()
     if not isinstance(config, AntiphaseConfig):
-        raise InputError(f"MODEL {model} is of type {config.model_type!r}, which has no positions to extend")
-    return config, kept_run(path, flag="MODEL")
+        raise InputError(f"{named('model', model)} is of type {config.model_type!r}, which has no positions to extend")
+    return config, kept_run(path, field="model")
 
 
 def _check_text(model: str, trained: RunSettings, data: Sequence[str], validation: Sequence[str]) -> None:

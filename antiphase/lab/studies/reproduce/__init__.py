@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from antiphase.base.errors import InputError, nearest
-from antiphase.base.flags import flag
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import DeviceSettings
+from antiphase.lab.settings.flags import flag
 from antiphase.lab.training.execution.settings import ExecutorSettings
 
 PAPER = "paper"

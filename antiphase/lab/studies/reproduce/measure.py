@@ -13,11 +13,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from antiphase.base.errors import InputError, naming, nearest
+from antiphase.base.errors import InputError, named, nearest
 from antiphase.base.files import read_json
 from antiphase.base.folders.ownership import make_folder, only_one
 from antiphase.base.folders.work import BROUGHT_BACK, Resumable
 from antiphase.base.records import Record, finite, write_atomically
+from antiphase.lab.settings.naming import naming
 from antiphase.lab.settings.presets import Preset, load_preset
 from antiphase.lab.settings.schema import DataSettings
 from antiphase.lab.studies.claims import CLAIM_FILE, Claim, Registration, register, registered
@@ -49,7 +50,7 @@ from antiphase.lab.training.execution.choice import executor_of
 REQUEST = "reproduce.json"
 REPRODUCTION = Resumable(
     REQUEST,
-    again="already contains a reproduction; add --resume to continue it",
+    again=f"already contains a reproduction; add {named('resume')} to continue it",
     other="holds a reproduction with other settings, or of another version ({names}); choose another folder",
     earlier=(CLAIM_FILE,),
 )
@@ -171,7 +172,7 @@ def begin(settings: ReproduceSettings, preset: Preset, output: Path, *, resume: 
     tree = finite({**asked, "sizes": asdict(SCALES[settings.scale])})
     content = _content(settings, preset)
     if REPRODUCTION.begun(output, resume=resume):
-        before = read_json(path, "--output", BROUGHT_BACK)
+        before = read_json(path, "output", BROUGHT_BACK)
         kept = before.pop("content", {})
         before.pop("claim", None)
         REPRODUCTION.check_same(output, before, tree)
@@ -205,7 +206,7 @@ def registered_claim(output: Path) -> Registration | None:
     Raises:
         InputError: the file is not what it was then.
     """
-    known = read_json(output / REQUEST, "--output", BROUGHT_BACK).get("claim")
+    known = read_json(output / REQUEST, "output", BROUGHT_BACK).get("claim")
     found = registered(output) if known else None
     if known and (found is None or found.sha256 != known):
         raise InputError(f"--output {output}: {CLAIM_FILE} is not what it was when the reproduction began; restore it")
@@ -214,10 +215,9 @@ def registered_claim(output: Path) -> Registration | None:
 
 def _content(settings: ReproduceSettings, preset: Preset) -> dict[str, str]:
     """Digests of what the models read and are asked."""
-    field = preset.run.data.text_field
-    texts = {"--data": settings.data, "--validation": settings.validation}
-    found = {flag: fingerprint(paths, field, flag=flag) for flag, paths in texts.items() if paths}
-    return {f"what {flag} names": digest for flag, digest in found.items()} | {"the wording of the tasks": wording()}
+    column, texts = preset.run.data.text_field, {"data": settings.data, "validation": settings.validation}
+    found = {f"what --{name} names": fingerprint(paths, column, field=name) for name, paths in texts.items() if paths}
+    return found | {"the wording of the tasks": wording()}
 
 
 def _trained(record: Record) -> Models:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import naming
+from antiphase.base.errors import renamed
 from antiphase.base.folders.contents import digest_of, hash_of, model_digest
 from antiphase.base.folders.journal import JOURNAL
 from antiphase.base.folders.ownership import make_folder
@@ -58,7 +58,7 @@ def check_own(settings: ReproduceSettings) -> None:
     if settings.tasks and "harness" in settings.chosen:
         check_tasks(_harness(settings, ["MODEL"]))
     if settings.judge and "hallucination" in settings.chosen:
-        with naming({"--data": "--judge-data"}):
+        with renamed({"data": "judge_data"}):
             check_judged(_hallucination(settings, "MODEL"))
 
 
@@ -68,7 +68,7 @@ def own_inputs(settings: ReproduceSettings, part: str) -> list[Any]:
         files = sorted(path for path in Path(settings.include_path or "").rglob("*") if path.is_file())
         return [list(settings.tasks), digest_of(files) if settings.include_path else None]
     if part == "hallucination" and settings.judge:
-        with naming({"MODEL": "--judge"}):
+        with renamed({"model": "judge"}):
             return [model_content(settings.judge), digest_of([Path(path) for path in settings.judge_data])]
     return []
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from antiphase.base.flags import flag
 from antiphase.lab.measures.result import Result
+from antiphase.lab.settings.flags import flag
 from antiphase.lab.studies.settings import StudySettings, preset_flag
 from antiphase.lab.training.divergence import Divergence
 

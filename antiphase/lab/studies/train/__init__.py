@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from antiphase.base.flags import flag
+from antiphase.lab.settings.flags import flag
 from antiphase.lab.studies.settings import PresetSettings
 
 

@@ -18,6 +18,6 @@ def plan(settings: TrainSettings, output: Path) -> Plan:
         if override.startswith("compare."):
             raise InputError(f"--set {override}: train trains one model; antiphase compare trains arms")
     start = settings.start_from
-    first = [] if start is None else overrides_from(start, settings.settings, flag="--start-from")
+    first = [] if start is None else overrides_from(start, settings.settings, field="start_from")
     run = settings.chosen_preset(first).run
     return Plan(partial(train_run, run), announced=cautions(run.training), steps=run.training.steps)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from antiphase.base.flags import flag
 from antiphase.lab.measures.result import Result
+from antiphase.lab.settings.flags import flag
 from antiphase.lab.studies.settings import StudySettings
 from antiphase.lab.training.divergence import Divergence
 

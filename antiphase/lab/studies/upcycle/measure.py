@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError, naming
+from antiphase.base.errors import InputError, named, renamed
 from antiphase.base.folders.contents import TEXT
 from antiphase.base.records import Record
 from antiphase.lab.settings.presets import Preset, RunSettings, kept_run, load_preset
@@ -70,22 +70,22 @@ def upcycle_preset(
     Raises:
         InputError: no softmax model, settings that cannot be used, or the seed that it was trained with.
     """
-    with naming({"SOURCE": "MODEL"}):
+    with renamed({"source": "model"}):
         source = Checkpoint(model)
         config = plan_conversion(source.config, dtype=source.dtype).config
         source.check_dtypes()
     if not isinstance(config, AntiphaseConfig) or config.attention_type != "softmax":
-        raise InputError(f"MODEL {model} is not a softmax model; only softmax models can be upcycled")
-    check_sizes(overrides, config, f"MODEL {model}")
+        raise InputError(f"{named('model', model)} is not a softmax model; only softmax models can be upcycled")
+    check_sizes(overrides, config, named("model", model))
     path = Path(model) / SETTINGS
-    trained = kept_run(path, flag="MODEL") if path.is_file() else None
+    trained = kept_run(path, field="model") if path.is_file() else None
     if trained is None and not data:
-        raise InputError(f"MODEL {model} was not trained here; give text to train it on with --data")
+        raise InputError(f"{named('model', model)} was not trained here; give text to train it on with --data")
     arms = {
         name: _sizes(plan_conversion(config, **form).config) | {"training.start_from": str(_start(output, name))}
         for name, form in {**FORMS, **(DEX if dex else {})}.items()
     }
-    defaults: dict[str, Any] = model_settings(config, flag=f"MODEL {model}") if trained is None else {}
+    defaults: dict[str, Any] = model_settings(config, place=named("model", model)) if trained is None else {}
     defaults |= {  # after the sizes, which would replace those of the arms
         "description": f"Continued training of {Path(model).name}, a softmax model.",
         "training.decay_steps": None,
@@ -139,7 +139,7 @@ def upcycle(
             form = {**FORMS, **DEX}[name]
             if not _start(output, name).is_dir():  # written to a temporary folder and renamed, so it appears whole
                 say(f"making the start of {name} from {model}")
-                with naming({"SOURCE": "MODEL"}):
+                with renamed({"source": "model"}):
                     convert(model, _start(output, name), **form)
         content = Path(model) / TEXT
         if content.is_file() and not (output / TEXT).is_file():

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
-from antiphase.base.errors import InputError, nearest
+from antiphase.base.errors import InputError, nearest, within
 from antiphase.base.files import read_yaml
 from antiphase.base.typed import build
 
@@ -88,7 +88,7 @@ def template_names() -> list[str]:
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
-def read_task(path: str, *, flag: str = "--task") -> tuple[TaskSettings, Path]:
+def read_task(path: str) -> tuple[TaskSettings, Path]:
     """The settings of a task file, and the folder to which its paths are relative.
 
     ``template: NAME`` in the file takes the values that it does not set from a shipped template (or another file).
@@ -96,30 +96,29 @@ def read_task(path: str, *, flag: str = "--task") -> tuple[TaskSettings, Path]:
     Raises:
         InputError: the file is missing or is not a task file.
     """
-    tree = _read_yaml(Path(path), flag)
+    tree = _read_yaml(Path(path))
     template = tree.pop("template", None)
     if template is not None:
         own = Path(path).parent / str(template)
         if own.is_file():
-            base = _read_yaml(own, flag)
+            base = _read_yaml(own)
         elif template in template_names():
             text = (resources.files("antiphase.lab") / "presets" / "tasks" / f"{template}.yaml").read_text("utf-8")
             base = yaml.safe_load(text)
         else:
-            raise InputError(f"{flag} {path}: unknown template '{template}'{nearest(str(template), template_names())}")
+            unknown = f"unknown template '{template}'{nearest(str(template), template_names())}"
+            raise InputError(unknown, field="task", path=path)
         tree = {"name": str(template), **base, **tree}
-    try:
+    with within("task", path):
         settings = build(TaskSettings, tree)
         _check(settings)
-    except InputError as error:
-        raise InputError(f"{flag} {path}: {error}") from None
     settings.name = settings.name or Path(path).stem
     return settings, Path(path).parent
 
 
-def _read_yaml(path: Path, flag: str) -> dict[str, Any]:
+def _read_yaml(path: Path) -> dict[str, Any]:
     known = ", ".join(template_names())
-    return read_yaml(path, flag, f"a task is a YAML file such as 'template: NAME' (one of {known}) and 'data: FILE'")
+    return read_yaml(path, "task", f"a task is a YAML file such as 'template: NAME' (one of {known}) and 'data: FILE'")
 
 
 def _check(settings: TaskSettings) -> None:

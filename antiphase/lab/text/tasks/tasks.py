@@ -14,7 +14,7 @@ import torch
 from jinja2 import StrictUndefined, TemplateError, UndefinedError
 from transformers import PreTrainedTokenizerBase
 
-from antiphase.base.errors import InputError, nearest
+from antiphase.base.errors import InputError, nearest, within
 from antiphase.base.randomness import keyed_generator
 from antiphase.base.templates import UNUSABLE, Templates
 from antiphase.lab.settings.presets import RunSettings
@@ -67,7 +67,7 @@ def load_task(
     settings, folder = read_task(path)
     if shots is not None:
         settings.shots = shots
-    try:
+    with within("task", path):
         if chat and settings.kind in TEXT_KINDS:
             raise InputError(f"a task of kind {settings.kind} is plain text; leave out --chat-template")
         if settings.kind == "continuation":
@@ -75,8 +75,6 @@ def load_task(
         if settings.kind == "needles":
             return needles(settings, folder, tokenizer, samples or 100, seed, longest, run)
         return LabelledTask(settings, folder, tokenizer, longest, seed, chat=chat).task(samples)
-    except InputError as error:
-        raise InputError(f"--task {path}: {error}") from None
 
 
 class LabelledTask:
@@ -196,7 +194,7 @@ class LabelledTask:
         settings = self.settings
         self.rows = self._rows(settings.data, settings.split)
         for name, column in settings.columns.items():
-            values = column_of(self._path(column), flag="columns")
+            values = column_of(self._path(column), field=".columns")
             if len(values) != len(self.rows):
                 raise InputError(f"columns: {column} has {len(values)} lines for {len(self.rows)} rows")
             for row, value in zip(self.rows, values, strict=True):
@@ -226,8 +224,8 @@ class LabelledTask:
         latin = self.settings.encoding == "latin-1"
         if isinstance(given, Mapping):
             paths = {str(k): self._path(v) for k, v in given.items()}
-            return labelled_rows(paths, split=split, latin=latin, flag="data")
-        return labelled_rows(self._path(given), split=split, header=self.settings.header, latin=latin, flag="data")
+            return labelled_rows(paths, split=split, latin=latin, field=".data")
+        return labelled_rows(self._path(given), split=split, header=self.settings.header, latin=latin, field=".data")
 
     def _kept(self, rows: Sequence[Row]) -> list[Row]:
         found = [row for row in rows if self._value(self.keep, "keep", row)]
@@ -433,10 +431,8 @@ def load_labelled_task(
     settings, folder = read_task(path)
     if settings.kind in TEXT_KINDS:
         raise InputError(f"--task {path}: a task with labelled rows is needed, this one is of the kind {settings.kind}")
-    try:
+    with within("task", path):
         return LabelledTask(settings, folder, tokenizer, longest, seed, chat=chat)
-    except InputError as error:
-        raise InputError(f"--task {path}: {error}") from None
 
 
 def _listed(prompt: str, options: Sequence[str], row: Row) -> tuple[int, int] | None:

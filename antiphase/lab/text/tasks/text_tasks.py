@@ -8,8 +8,9 @@ import numpy
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from antiphase.base.errors import InputError, naming
+from antiphase.base.errors import InputError
 from antiphase.base.randomness import keyed_generator
+from antiphase.lab.settings.naming import naming
 from antiphase.lab.settings.presets import RunSettings
 from antiphase.lab.text.corpora import COLUMN_REMEDY, documents
 from antiphase.lab.text.prepare import symbols
@@ -25,7 +26,7 @@ def _text_tokens(settings: TaskSettings, folder: Path, tokenizer: PreTrainedToke
     """Token ids of all documents of the task's data, concatenated."""
     local = folder / str(settings.data)
     with naming({COLUMN_REMEDY: "call the one that holds the text 'text'"}):
-        text = "\n\n".join(documents([str(local) if local.exists() else str(settings.data)], flag="data"))
+        text = "\n\n".join(documents([str(local) if local.exists() else str(settings.data)], field=".data"))
     return numpy.array(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import Settings, flag
+from antiphase.lab.settings.flags import Settings, flag
 
 EXECUTORS = ("local", "ray")
 

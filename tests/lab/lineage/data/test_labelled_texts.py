@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, worded
 from antiphase.lab.lineage.data.labelled_texts import (
     Example,
     check_labels,
@@ -66,7 +66,7 @@ def test_parquet_with_numbered_labels(tmp_path):
     found = read_examples([str(tmp_path / "t.parquet")])
     assert [(e.label, e.text) for e in found] == [("3", "a"), ("10", "b"), ("3", "")]
     assert check_labels(found, []) == ["3", "10"]
-    assert found[2].place.endswith("t.parquet, row 3")
+    assert worded(found[2].place).endswith("t.parquet, row 3")
 
 
 def test_an_empty_text_is_kept_with_one_warning(tmp_path, caplog):
@@ -149,7 +149,8 @@ def test_duplicates_are_counted_without_capitals_and_white_space():
 
 def test_texts_to_classify(tmp_path):
     path = write(tmp_path, "t.txt", "one\r\n two\n")
-    assert read_texts(path) == [(f"--file {path}, line 1", "one"), (f"--file {path}, line 2", " two")]
+    found = [(worded(place), text) for place, text in read_texts(path)]
+    assert found == [(f"file {path}, line 1", "one"), (f"file {path}, line 2", " two")]
     table = write(tmp_path, "t.csv", "id,review\n1,a\n2,b\n")
     assert [text for _, text in read_texts(table)] == ["a", "b"]
     assert [text for _, text in read_texts(table, text_field="id")] == ["1", "2"]

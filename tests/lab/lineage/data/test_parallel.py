@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, worded
 from antiphase.lab.lineage.data.generated_language import Clause, generated_pairs, lexicon, pair_of
 from antiphase.lab.lineage.data.labelled_texts import normal_form
 from antiphase.lab.lineage.data.parallel import Pair, held_out_pairs, read_pairs
@@ -25,13 +25,13 @@ def test_lines_and_named_columns_give_the_same_pairs(tmp_path):
     for name, read in found.items():
         assert [(pair.source, pair.target) for pair in read] == pairs, name
         assert {pair.alignment for pair in read} == {None}
-    assert found["a.tsv"][1].place == f"--train {tmp_path / 'a.tsv'}, line 2"
+    assert worded(found["a.tsv"][1].place) == f"train {tmp_path / 'a.tsv'}, line 2"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.tsv", "a\tb\na b\n", r"--train .*a\.tsv, line 2: there is no tab in the line; write the source, one tab"),
+        ("a.tsv", "a\tb\na b\n", r"train .*a\.tsv, line 2: there is no tab in the line; write the source, one tab"),
         ("a.tsv", "a\tb\tc\n", r"a\.tsv, line 1: there is 2 tabs in the line"),
         ("a.tsv", "a\tb\n\tc\n", r"a\.tsv, line 2: the source is empty"),
         ("a.tsv", "a\tb\nc\t \n", r"a\.tsv, line 2: the target is empty"),

@@ -130,7 +130,7 @@ def test_a_study_that_was_killed_continues_after_its_last_model(tmp_path, monkey
     monkeypatch.setattr(module, part, counted)
     with pytest.raises(KeyboardInterrupt):
         run(request, tmp_path / "stopped")
-    with pytest.raises(InputError, match="add --resume to continue"):
+    with pytest.raises(InputError, match="add resume to continue"):
         run(request, tmp_path / "stopped")
     with pytest.raises(InputError, match=r"other settings or inputs \(--seeds\)"):
         run(replace(request, seeds=[1]), tmp_path / "stopped", resume=True)

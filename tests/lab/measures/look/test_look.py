@@ -231,7 +231,7 @@ def test_a_classifier_brings_that_of_its_own_run(tmp_path):
     ({"text": SENTENCE, "length": 8}, r"has \d\d tokens, more than the 8 of --length; give --length 512 or --truncate"),
     ({"text": "1" * 600}, "has 600 tokens, more than the 256 of --length; give --truncate .*`antiphase probe`"),
     ({"text": "1" * 301, "length": 400}, "--text has 301 tokens, more than the 300 positions .*; give --truncate"),
-    ({"text_file": "missing.txt", "text": None}, "--text-file missing.txt: .*give a file of text"),
+    ({"text_file": "missing.txt", "text": None}, "text_file missing.txt: .*give a file of text"),
     ({"text": None}, "--text and --text-file are missing; give one of them"),
     ({"text_file": "a.txt"}, "--text and --text-file are both given; give one of them"),
 ])  # fmt: skip

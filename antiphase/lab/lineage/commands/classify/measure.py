@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.base.errors import InputError, naming
-from antiphase.base.flags import kept_settings
+from antiphase.base.errors import InputError
 from antiphase.base.folders.contents import file_digest, hash_of
 from antiphase.base.folders.ownership import undone_if_refused
 from antiphase.base.folders.work import work_in
@@ -56,6 +55,8 @@ from antiphase.lab.lineage.scoring.classification import (
 )
 from antiphase.lab.lineage.training.classifier import train_classifier
 from antiphase.lab.pages.tables import mean_of_present
+from antiphase.lab.settings.flags import kept_settings
+from antiphase.lab.settings.naming import naming
 from antiphase.lab.statistics.blocks import Blocks
 from antiphase.lab.statistics.intervals import wilson_interval
 from antiphase.lab.training.device import choose_device
@@ -93,7 +94,7 @@ def classify(
     request.check()
     classifiers = chosen_classifiers(request.models, request.settings)
     device = choose_device(request.device)
-    with work_in(output, request, resume=resume) as work:
+    with work_in(output, kept_settings(request), resume=resume) as work:
         with undone_if_refused(output):
             examples, test, labels = _read(request, say)
             splits = list(_splits(request, examples, test))
@@ -122,7 +123,7 @@ def _read(request: ClassifySettings, say: Callable[[str], None]) -> tuple[list[E
     fields: dict[str, Any] = {"labels": "fine", "text_field": request.text_field, "label_field": request.label_field}
     with naming({"split": "--train or --test as FILE@PART"}):
         examples = read_examples(request.train, **fields)
-        test = read_examples(request.test, flag="--test", **fields) if request.test else []
+        test = read_examples(request.test, field="test", **fields) if request.test else []
     if request.labels == "coarse" and all_divided(examples):
         examples, test = coarse(examples), coarse(test)
     labels = check_labels(examples, test)
@@ -134,7 +135,7 @@ def _content(request: ClassifySettings, examples: Sequence[Example], test: Seque
     """Digest of the rows of each part and of the files that the runs read."""
     texts = [[[example.text, example.label] for example in part] for part in (examples, test)]
     given = request.word_vectors
-    vectors = None if given is None else file_digest(Path(given), "--word-vectors")
+    vectors = None if given is None else file_digest(Path(given), "word_vectors")
     return hash_of([texts, content_of_own(request.tokenizer), vectors])
 
 
@@ -288,7 +289,7 @@ class Study:
     def _train_tokenizer(self, texts: list[str]) -> PreTrainedTokenizerBase:
         kind, size = self.request.tokenizer, self.request.vocabulary
         if kind not in TOKENIZERS:
-            return load_tokenizer(kind, flag="--tokenizer")
+            return load_tokenizer(kind, field="tokenizer")
         with naming({"data.vocabulary_size": "--vocabulary"}):
             if kind == "words":
                 least = self.request.least_count or (1 if self.request.word_vectors else 2)
@@ -303,7 +304,7 @@ class Study:
         path = self.request.word_vectors
         if path is None:
             return None
-        return set_word_vectors(model, path, tokenizer.get_vocab(), flag="--word-vectors")
+        return set_word_vectors(model, path, tokenizer.get_vocab(), field="word_vectors")
 
     def _encode(
         self, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], model: PreTrainedModel, name: str

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import Settings, argument, flag
 from antiphase.lab.lineage.names import device_flag
+from antiphase.lab.settings.flags import Settings, argument, flag
 
 
 @dataclass(frozen=True, kw_only=True)

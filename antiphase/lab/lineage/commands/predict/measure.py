@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import AutoModelForSequenceClassification
 
-from antiphase.base.errors import InputError, naming
+from antiphase.base.errors import InputError, named
 from antiphase.base.folders.contents import check_loaded
 from antiphase.base.folders.ownership import check_empty, new_folder
 from antiphase.base.records import Record, finite
@@ -18,6 +18,7 @@ from antiphase.lab.lineage.data.text_batches import encode
 from antiphase.lab.lineage.finished_runs import check_lengths
 from antiphase.lab.lineage.scoring.classification import class_probabilities
 from antiphase.lab.scoring.loading import refused_by_model
+from antiphase.lab.settings.naming import naming
 from antiphase.lab.training.device import choose_device
 from antiphase.models.sources.models import read_model
 
@@ -50,19 +51,20 @@ def predict(
     model, tokenizer = read_model(
         request.name,
         lambda config: AutoModelForSequenceClassification,
-        flag="RUN",
+        field="run",
         kind="text classifier",
         whole="trained classifier",
     )
-    check_loaded(request.name, "RUN")
+    check_loaded(request.name, "run")
     if model.config.num_labels < 2 or model.config.problem_type == "multi_label_classification":
         raise InputError(
-            f"RUN {request.name}: this model does not choose one label of several; give a classifier that does"
+            f"{named('run', request.name)}: this model does not choose one label of several; give a classifier that "
+            "does"
         )
     model = model.to(choose_device(request.device)).eval()
     texts = encode(tokenizer, [text for _, text in given])
     check_lengths(texts, [place for place, _ in given], model, remedy="shorten it")
-    with refused_by_model(request.name, flag="RUN"):
+    with refused_by_model(request.name, field="run"):
         found = class_probabilities(model, texts).tolist()
     labels = [model.config.id2label[number] for number in range(model.config.num_labels)]
     rows = [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import Settings, argument, flag
+from antiphase.lab.settings.flags import Settings, argument, flag
 
 
 @dataclass(frozen=True, kw_only=True)

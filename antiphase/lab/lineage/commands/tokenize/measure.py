@@ -10,12 +10,12 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from antiphase.base.errors import naming
 from antiphase.base.folders.ownership import check_empty, make_folder
 from antiphase.base.records import Record, finite
 from antiphase.lab.lineage.commands.tokenize import TokenizeSettings
 from antiphase.lab.lineage.data.vocabularies import TOKENIZERS, word_spans
 from antiphase.lab.measures.look.measure import tokens_of
+from antiphase.lab.settings.naming import naming
 from antiphase.lab.text.corpora import documents
 from antiphase.models.sources.tokenizers import load_tokenizer
 
@@ -68,7 +68,7 @@ def tokenize(
 
 def _tokenizer(name: str, request: TokenizeSettings, say: Callable[[str], None]) -> PreTrainedTokenizerBase:
     if name not in TOKENIZERS:
-        return load_tokenizer(name, flag="--tokenizer")
+        return load_tokenizer(name, field="tokenizer")
     texts: Any = documents(request.data, text_field=request.text_field) if request.data else [request.text]
     size = request.vocabulary
     if size is None and request.data:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import flag
 from antiphase.base.typed import OPTIONAL
 from antiphase.lab.lineage.names import MOST_SAMPLES, TRANSLATORS, check_seeds, device_flag, seeds_flag, settings_flag
 from antiphase.lab.lineage.results import AlignmentAccuracy, Epoch, SentenceScore
 from antiphase.lab.measures.result import Result
+from antiphase.lab.settings.flags import flag
 from antiphase.lab.training.execution.settings import ExecutorSettings
 
 SAMPLES, TEST_SAMPLES = 8000, 400

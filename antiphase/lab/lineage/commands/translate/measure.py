@@ -13,8 +13,7 @@ import numpy
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from antiphase.base.errors import InputError, naming
-from antiphase.base.flags import kept_settings
+from antiphase.base.errors import InputError
 from antiphase.base.folders.contents import hash_of
 from antiphase.base.folders.ownership import undone_if_refused
 from antiphase.base.folders.work import work_in
@@ -51,6 +50,8 @@ from antiphase.lab.lineage.scoring.translation import (
 from antiphase.lab.lineage.training.translator import train_translator
 from antiphase.lab.lineage.translators import TRANSLATORS, Translator
 from antiphase.lab.pages.tables import mean_of_present
+from antiphase.lab.settings.flags import kept_settings
+from antiphase.lab.settings.naming import naming
 from antiphase.lab.statistics.intervals import share_interval
 from antiphase.lab.training.device import choose_device
 from antiphase.models.sources.tokenizers import load_tokenizer
@@ -90,7 +91,7 @@ def translate(
     request.check()
     translators = chosen_models(request.models, request.settings, known=TRANSLATORS, flag="--models")
     device = choose_device(request.device)
-    with work_in(output, request, resume=resume) as work:
+    with work_in(output, kept_settings(request), resume=resume) as work:
         with undone_if_refused(output):
             splits = _splits(request)
             content = _content(splits, request)
@@ -121,7 +122,7 @@ def _splits(request: TranslateSettings) -> list[Parts]:
     fields = {"source_field": request.source_field, "target_field": request.target_field}
     with naming({"split": "--train or --test as FILE@PART"}):
         pairs = read_pairs(request.train, **fields)
-        test = read_pairs(request.test, **fields, flag="--test") if request.test else []
+        test = read_pairs(request.test, **fields, field="test") if request.test else []
     if request.test:
         return [Parts(seed, pairs, test) for seed in request.seeds]
     return [Parts(seed, *held_out_pairs(pairs, seed)) for seed in request.seeds]
@@ -263,7 +264,7 @@ class Study:
             elif kind in TOKENIZERS:
                 tokenizer = TOKENIZERS[kind](texts, self.request.vocabulary)
             else:
-                tokenizer = load_tokenizer(kind, flag="--tokenizer")
+                tokenizer = load_tokenizer(kind, field="tokenizer")
         special = {"bos_token": START, "eos_token": END, "pad_token": "<|pad|>"}
         lacking = {name: token for name, token in special.items() if getattr(tokenizer, name) is None}
         tokenizer.add_special_tokens(lacking)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import Settings, flag
 from antiphase.lab.lineage.names import (
     MOST_SAMPLES,
     PHRASE,
@@ -19,6 +18,7 @@ from antiphase.lab.lineage.names import (
 )
 from antiphase.lab.lineage.results import Epoch
 from antiphase.lab.measures.result import Result
+from antiphase.lab.settings.flags import Settings, flag
 
 LONGEST = 512
 """Longest distance in words."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import Settings, flag
 from antiphase.lab.lineage.names import (
     CLASSIFIERS,
     NORMS,
@@ -18,6 +17,7 @@ from antiphase.lab.lineage.names import (
     settings_flag,
 )
 from antiphase.lab.measures.result import Result
+from antiphase.lab.settings.flags import Settings, flag
 
 
 @dataclass(frozen=True, kw_only=True)

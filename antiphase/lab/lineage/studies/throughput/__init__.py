@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import Settings, flag
 from antiphase.lab.lineage.names import device_flag, models_flag, settings_flag
 from antiphase.lab.measures.result import Result
+from antiphase.lab.settings.flags import Settings, flag
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.base.errors import InputError
-from antiphase.base.flags import flag
 from antiphase.lab.measures.result import Result
+from antiphase.lab.settings.flags import flag
 from antiphase.lab.studies.calibrate.settings import Measures, Standing, TaskSettings
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, within
 from antiphase.base.folders.ownership import new_folder
 from antiphase.base.records import Record
 from antiphase.calibration.apply import calibrated
@@ -54,10 +54,8 @@ def apply(
     started = perf_counter()
     with new_folder(output):
         loaded = load_model(settings.name, **loading_options(settings))
-        try:
+        with within("plan", settings.plan):
             plan.check(loaded.model)
-        except InputError as error:
-            raise InputError(f"--plan {settings.plan}: {error}") from None
         tasks = load_tasks(settings, loaded)
         rows, texts, total = [], [], len(tasks) + len(settings.texts)
         with refused_by_model(settings.name):

@@ -30,6 +30,7 @@ from antiphase.lab.scoring.beginnings import batches
 from antiphase.lab.scoring.likelihood import FILLED_TOKENS
 from antiphase.lab.scoring.loading import refused_by_model
 from antiphase.lab.scoring.padding import padded, padding
+from antiphase.lab.settings.flags import kept_settings
 from antiphase.lab.studies.calibrate.cells import Cell, Cells, cell_of, scored
 from antiphase.lab.studies.calibrate.confirm import PRIMARY, Acting, Confirm, ConfirmSettings
 from antiphase.lab.studies.calibrate.confirm.outcomes import (
@@ -86,7 +87,7 @@ def confirm(
     """
     check(settings)
     started = perf_counter()
-    with work_in(output, settings, resume=resume) as work:
+    with work_in(output, kept_settings(settings), resume=resume) as work:
         with undone_if_refused(output), refused_by_model(settings.name):
             loaded, tasks = begin(work, replace(settings, tasks=(*settings.tasks, *settings.also)), say)
             study = _Confirmation(settings, loaded.model, tasks, output, say)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from antiphase.base.flags import flag
 from antiphase.lab.measures.result import Result
+from antiphase.lab.settings.flags import flag
 from antiphase.lab.studies.calibrate.settings import ChoiceSettings, ControlEffect, Measures, Standing, score_flag
 
 

@@ -24,6 +24,7 @@ from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.search import SCREENED_SHARE, HeadResult, Split, scores_of, search_calibration
 from antiphase.lab.scoring.loading import refused_by_model
 from antiphase.lab.scoring.task_scores import log_probabilities, score_samples
+from antiphase.lab.settings.flags import kept_settings
 from antiphase.lab.studies.calibrate.cells import Cells
 from antiphase.lab.studies.calibrate.controls import RANDOM_HEADS, RANDOM_TOKENS, Control, controls_of
 from antiphase.lab.studies.calibrate.measuring import (
@@ -66,7 +67,7 @@ def search(
     check(settings)
     started = perf_counter()
     heads = output / HEADS
-    with work_in(output, settings, resume=resume) as work:
+    with work_in(output, kept_settings(settings), resume=resume) as work:
         with undone_if_refused(output), refused_by_model(settings.name):
             loaded, tasks = begin(work, settings, say)
             standings = _standings(loaded.model, tasks, say)

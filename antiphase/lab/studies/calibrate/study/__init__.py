@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from antiphase.base.errors import InputError, nearest
-from antiphase.base.flags import flag
 from antiphase.lab.measures.result import Result
+from antiphase.lab.settings.flags import flag
 from antiphase.lab.studies.calibrate.settings import ChoiceSettings, Measures, Standing, score_flag
 
 PARTS = ("heads", "screen", "temperature", "inverse", "redistribution", "alpha", "beta", "samples", "subsets",

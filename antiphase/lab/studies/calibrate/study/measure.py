@@ -29,6 +29,7 @@ from antiphase.calibration.search import NO_SINKS, SLOPE_COST, Head, by_layer, s
 from antiphase.calibration.variants import Rule, varied
 from antiphase.lab.scoring.loading import LoadedModel, refused_by_model
 from antiphase.lab.scoring.task_scores import log_probabilities
+from antiphase.lab.settings.flags import kept_settings
 from antiphase.lab.studies.calibrate.cells import Cell, Cells, part_of
 from antiphase.lab.studies.calibrate.controls import RANDOM_HEADS, RANDOM_TOKENS, controls_of
 from antiphase.lab.studies.calibrate.measuring import (
@@ -71,7 +72,7 @@ def study(
     """
     check(settings)
     started = perf_counter()
-    with work_in(output, settings, resume=resume) as work:
+    with work_in(output, kept_settings(settings), resume=resume) as work:
         with undone_if_refused(output), refused_by_model(settings.name):
             loaded, tasks = begin(work, settings, say)
             heads = _heads(settings, loaded.model)

@@ -9,10 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from antiphase.base.flags import flags_of, kept_settings, words_of
 from antiphase.base.records import finite
 from antiphase.cli.commands import command_of
 from antiphase.lab.catalog import every
+from antiphase.lab.settings.flags import flags_of, kept_settings, words_of
 
 
 def other_values(kind):
