@@ -23,12 +23,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 import antiphase  # noqa: F401  # registers its models
-from antiphase.base.records import Record
+from antiphase.base.records import DEQUANTIZED, Record
 from antiphase.lab.settings.presets import TrainingSettings, kept_run
 from antiphase.lab.speed.timing import paired_times, ratios
 from antiphase.lab.training.objective import NextTokenLoss
 from antiphase.lab.training.optimizer import build_optimizer
 from antiphase.lab.training.trained import restrict
+from antiphase.models.sources.models import ORIGIN
 
 CONSOLE = Console(highlight=False)
 PLAIN = "softmax"
@@ -87,7 +88,9 @@ def main() -> None:
     for row in rows:
         CONSOLE.print(f"a step of {row['form']}: {row['ratio']:.2f} of one of the model as it is")
     config = {"study": chosen.study.name, "sequences": size[0], "tokens": size[1], "threads": torch.get_num_threads(),
-              "dtype": "float32", "dequantized_from": getattr(plain, "dequantized_from", None)}  # fmt: skip
+              "dtype": "float32"}  # fmt: skip
+    if origin := getattr(plain, ORIGIN, None):
+        config[DEQUANTIZED] = {"What the runs start from": origin}
     record = Record(
         kind="real-model-steps", values={"rows": rows}, config=config, seconds=time.perf_counter() - started
     )

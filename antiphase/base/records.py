@@ -39,9 +39,9 @@ DEQUANTIZED = "dequantized_from"
 CHECKSUM = "sha256"
 """Key of the digest of all else in a record."""
 ARRAYS_CHECKSUM = "arrays_sha256"
-"""Key of the digest of the file with its arrays; older records lack it."""
+"""Key of the digest of the file with its arrays."""
 BELONGS = "belongs_to"
-"""Key of the digests of those of ``IDENTITIES`` that lay beside a record when it was written; older records lack it."""
+"""Key of the digests of those of ``IDENTITIES`` that lay beside a record when it was written."""
 IDENTITIES = (
     "run.yaml", "compare.yaml", "request.json", "journal.jsonl", "text.sha256", "start.sha256", "model.sha256",
 )  # fmt: skip
@@ -120,7 +120,7 @@ class Record:
 
         Raises:
             InputError: the file is missing, is not a record, is damaged, was written by a newer version, or belongs to
-                other work than the folder's. Records of older versions have no checksums and are read without them.
+                other work than the folder's.
         """
         path = Path(path)
         if path.is_dir():
@@ -137,12 +137,11 @@ class Record:
             raise refused(
                 f" has record format {tree['format']}", f"this version reads up to {FORMAT}; update antiphase"
             )
-        if (checksum := tree.pop(CHECKSUM, None)) is not None and not _has_checksum(tree, checksum):
-            raise refused(" was changed after it was written", f"restore it, or remove its last line, {CHECKSUM}")
+        if not _has_checksum(tree, tree.pop(CHECKSUM, None)):
+            raise refused(" was changed after it was written", "restore it, or repeat its command")
         if is_resumed and BELONGS not in tree:
             raise refused(
-                " does not say which work it belongs to, as records of earlier versions do not",
-                f"remove it and repeat the command with {named('resume')}",
+                " does not say which work it belongs to", f"remove it and repeat the command with {named('resume')}"
             )
         _check_place(path, tree.get(BELONGS))
         known = {key: tree[key] for key in cls.__dataclass_fields__ if key in tree}
@@ -155,8 +154,7 @@ class Record:
             try:
                 with reading(arrays, ""):
                     content = arrays.read_bytes()
-                digest = hashlib.sha256(content).hexdigest()
-                if digest != tree.get(ARRAYS_CHECKSUM, digest):
+                if hashlib.sha256(content).hexdigest() != tree.get(ARRAYS_CHECKSUM):
                     raise InputError(
                         f" holds other arrays than {path.name} was written with", "restore both files", path=arrays
                     )
@@ -210,7 +208,7 @@ def _checksum(tree: Any) -> str:
     return hashlib.sha256(_json(tree).encode(errors="surrogatepass")).hexdigest()
 
 
-def _has_checksum(tree: Any, checksum: str) -> bool:
+def _has_checksum(tree: Any, checksum: Any) -> bool:
     try:
         return checksum == _checksum(tree)
     except ValueError:  # a number that no record holds, such as NaN

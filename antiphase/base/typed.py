@@ -61,12 +61,8 @@ def _fields(kind: type[Any]) -> tuple[dict[str, Any], dict[str, dataclasses.Fiel
     return typing.get_type_hints(kind), {item.name: item for item in dataclasses.fields(kind)}
 
 
-def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T:
-    """A dataclass from a mapping: types checked, unknown and missing keys refused with their full name.
-
-    With ``strict=False``, for records of other versions, unknown keys are ignored, and null is the default of a field
-    that cannot be None.
-    """
+def build(kind: type[T], tree: Any, path: str = "") -> T:
+    """A dataclass from a mapping: types checked, unknown and missing keys refused with their full name."""
     if not isinstance(tree, Mapping):
         raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {shown(tree)}")
     hints, fields = _fields(typing.cast(Any, kind))  # a type is hashable, which mypy denies
@@ -74,27 +70,15 @@ def build(kind: type[T], tree: Any, path: str = "", *, strict: bool = True) -> T
     for key, value in tree.items():
         full = f"{path}.{key}" if path else str(key)
         if key not in fields:
-            if not strict:
-                continue
             raise InputError(f"unknown key '{full}'{nearest(str(key), fields)}")
-        if value is None and not strict and _has_default(fields[key]) and not _can_be_none(hints[key]):
-            continue
-        values[key] = _coerce(hints[key], value, full, strict=strict)
+        values[key] = _coerce(hints[key], value, full)
     for name, item in fields.items():
-        if name not in values and not _has_default(item):
+        if name not in values and item.default is item.default_factory is dataclasses.MISSING:
             raise InputError(f"missing key '{path}.{name}'" if path else f"missing key '{name}'")
     return kind(**values)
 
 
-def _has_default(item: dataclasses.Field[Any]) -> bool:
-    return item.default is not dataclasses.MISSING or item.default_factory is not dataclasses.MISSING
-
-
-def _can_be_none(hint: Any) -> bool:
-    return hint is Any or type(None) in typing.get_args(hint)
-
-
-def _coerce(hint: Any, value: Any, path: str, *, strict: bool = True) -> Any:
+def _coerce(hint: Any, value: Any, path: str) -> Any:
     """``value`` as the annotated type, or an error that says what type was expected."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
@@ -108,7 +92,7 @@ def _coerce(hint: Any, value: Any, path: str, *, strict: bool = True) -> Any:
         others = [argument for argument in arguments if argument is not type(None) and argument not in named]
         alike = [one for one in others if (typing.get_origin(one) in (list, Sequence)) == isinstance(value, list)]
         inner = (alike or others or named)[0]  # a number or a list of numbers, at most
-        return _coerce(inner, value, path, strict=strict)
+        return _coerce(inner, value, path)
     if origin is Literal:
         if value not in arguments:
             raise InputError(f"{path} must be one of {', '.join(map(str, arguments))}, got {shown(value)}")
@@ -116,13 +100,13 @@ def _coerce(hint: Any, value: Any, path: str, *, strict: bool = True) -> Any:
     if origin in (list, Sequence):
         if not isinstance(value, list):
             raise InputError(f"{path} must be a list, for example {path}=[1,2]; got {shown(value)}")
-        return [_coerce(arguments[0], item, f"{path}[{index}]", strict=strict) for index, item in enumerate(value)]
+        return [_coerce(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value)]
     if origin is dict:
         if not isinstance(value, Mapping):
             raise InputError(f"{path} must be a mapping, got {shown(value)}")
-        return {str(key): _coerce(arguments[1], item, f"{path}.{key}", strict=strict) for key, item in value.items()}
+        return {str(key): _coerce(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
-        return build(typing.cast(type, hint), value, path, strict=strict)
+        return build(typing.cast(type, hint), value, path)
     if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:  # YAML 1.1 reads 4e-3 as a string
             number = float(value)

@@ -40,6 +40,7 @@ from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.sources.gguf import read_header
 from antiphase.models.sources.models import read_config
 from antiphase.models.sources.tokenizers import load_tokenizer
+from support.records import write_sealed
 
 TEXT = "The old boat lies in the harbour. Nobody has seen the number of the house: Paris 4821.\n" * 30
 ASKED = HallucinationSettings(name="m", judge="j", data=["d"])
@@ -112,7 +113,7 @@ def _optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def _run(folder: Path) -> None:
     model = _model()
-    progress = Progress(step=3, seconds=1.0, tokens=9, curve=[{"step": 0, "loss": 2.0}])
+    progress = Progress(3, 1.0, 9, [{"step": 0, "loss": 2.0}], "float32", "0" * 64)
     save_checkpoint(folder, model, _optimizer(model), progress)
 
 
@@ -145,13 +146,17 @@ def _record(folder: Path) -> None:
     values |= {"curve": curve, "seed": 1, "seconds": 2.0, "tokens": 9, "lambdas": [0.1, None], "parameters": 3}
     record = Record(kind="train", values=values, config={"training": {"steps": 3}}, seeds=[0])
     record.arrays = {"a": torch.ones(2, 3).numpy()}
-    path = record.save(folder)
-    tree = json.loads(path.read_text(encoding="utf-8"))
-    del tree["sha256"]  # as of an older version, or nearly every damage would end at the checksum
-    path.write_text(json.dumps(tree), encoding="utf-8")
+    record.save(folder)
 
 
 def _shown(folder: Path) -> None:
+    """Read and show a record, whose writer has made the digests fit the damage where it is JSON still."""
+    path = folder / "record.json"
+    try:
+        tree = json.loads(path.read_bytes())
+        write_sealed(path, tree | {"arrays_sha256": file_digest(path.with_suffix(".safetensors"))})
+    except (ValueError, TypeError, AttributeError, RecursionError, InputError):
+        pass  # nothing that could be sealed
     record = Record.load(folder)
     with _showing([folder]):
         record.origins()
@@ -159,13 +164,13 @@ def _shown(folder: Path) -> None:
 
 
 def _metrics(folder: Path) -> None:
-    log = MetricsLog(folder, step=0)
+    log = MetricsLog(folder, step=0, run="0")
     for step in range(4):
         log.write({"step": step, "loss": 1.0, "gradient_norms": [1.0]})
 
 
 def _metrics_again(folder: Path) -> None:
-    MetricsLog(folder, step=2)
+    MetricsLog(folder, step=2, run="0")
     read_metrics(folder)
 
 

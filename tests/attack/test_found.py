@@ -18,7 +18,7 @@ from antiphase import cli
 from antiphase.base import files, trial
 from antiphase.base.errors import InputError, shown
 from antiphase.base.files import parse_yaml
-from antiphase.base.folders.journal import Journal
+from antiphase.base.folders.journal import Journal, append_line
 from antiphase.base.limits import BoundError, bounded_work
 from antiphase.base.templates import Templates
 from antiphase.base.trial import tried
@@ -256,7 +256,7 @@ def test_half_a_surrogate_pair_in_yaml_is_refused(tmp_path, text_tokenizer):
 
 
 def test_inputs_of_a_journal_that_are_no_mapping_are_refused(tmp_path):
-    (tmp_path / "journal.jsonl").write_text('{"key": "inputs", "rows": 7}\n')
+    append_line(tmp_path / "journal.jsonl", {"key": "inputs", "rows": 7})
     with pytest.raises(InputError, match=r"journal\.jsonl does not say what was measured; restore it"):
         Journal(tmp_path, lambda: {"a": 1})
 

@@ -1,5 +1,6 @@
 """Records: what was measured comes back, nothing half-written is ever found, and strangers are refused."""
 
+import hashlib
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import pytest
 from antiphase.base import records
 from antiphase.base.errors import InputError
 from antiphase.base.records import FORMAT, Record, command_line, environment, finite, write_atomically
+from support.records import write_sealed
 
 
 def names(folder):
@@ -52,9 +54,12 @@ def test_a_changed_record_is_refused(tmp_path):
             Record.load(tmp_path)
     tree = json.loads(whole)
     assert list(tree)[-1] == "sha256"
-    del tree["sha256"]
-    path.write_text(json.dumps(tree), encoding="utf-8")  # of an older version
+    write_sealed(path, tree)
     assert Record.load(tmp_path).values == {"λ": [0.1, None], "n": 12}
+    del tree["sha256"]
+    path.write_text(json.dumps(tree), encoding="utf-8")
+    with pytest.raises(InputError, match=r"record\.json was changed after it was written"):
+        Record.load(tmp_path)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
@@ -79,9 +84,10 @@ def test_arrays_of_another_record_are_refused(tmp_path):
     assert again.arrays["a"].tolist() == [1, 1, 1]
     assert Record.load(again.save(tmp_path / "3")).arrays["a"].tolist() == [1, 1, 1]
     tree = json.loads((tmp_path / "1" / "record.json").read_text())
-    del tree["arrays_sha256"], tree["sha256"]
-    (tmp_path / "1" / "record.json").write_text(json.dumps(tree))  # of an older version
-    assert Record.load(tmp_path / "1").arrays["a"].tolist() == [1, 1, 1]
+    del tree["arrays_sha256"]
+    write_sealed(tmp_path / "1" / "record.json", tree)
+    with pytest.raises(InputError, match=r"record\.safetensors holds other arrays than record\.json"):
+        Record.load(tmp_path / "1")
 
 
 def test_a_folder_may_replace_its_record(tmp_path):
@@ -118,9 +124,7 @@ def test_record_of_a_newer_format_is_refused(tmp_path):
 
 def test_unknown_fields_of_a_record_are_left_out(tmp_path):
     path = Record(kind="x", values={}).save(tmp_path)
-    tree = json.loads(path.read_text()) | {"later": 1}
-    del tree["sha256"]
-    path.write_text(json.dumps({**tree, "sha256": records._checksum(tree)}))
+    write_sealed(path, json.loads(path.read_text()) | {"later": 1})
     assert Record.load(path).kind == "x"
 
 
@@ -146,8 +150,7 @@ def test_broken_arrays_are_refused_by_their_name(tmp_path):
     Record(kind="x", values={}, arrays={"a": numpy.zeros(3)}).save(tmp_path)
     (tmp_path / "record.safetensors").write_bytes(b"short")
     tree = json.loads((tmp_path / "record.json").read_text())
-    del tree["arrays_sha256"], tree["sha256"]
-    (tmp_path / "record.json").write_text(json.dumps(tree))  # of an older version
+    write_sealed(tmp_path / "record.json", tree | {"arrays_sha256": hashlib.sha256(b"short").hexdigest()})
     with pytest.raises(InputError, match=r"record\.safetensors: these are not the arrays"):
         Record.load(tmp_path)
 

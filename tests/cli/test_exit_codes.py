@@ -46,7 +46,7 @@ def test_message_of_several_lines_becomes_one(antiphase, monkeypatch):
 @pytest.mark.parametrize("date", ["letters", "", "-5", "9" * 21])
 def test_the_date_of_reproducible_builds_is_no_input(tmp_path, date):
     """NumPy and matplotlib read it and fail, in a process that has not imported them."""
-    record = ROOT / "tests" / "lab" / "pages" / "older" / "compare.json"
+    record = ROOT / "records" / "demo-learning-rate.json"
     variables = {**os.environ, "SOURCE_DATE_EPOCH": date, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "antiphase", "report", record, "--output", "page.html"],

@@ -2,6 +2,8 @@
 
 import json
 
+from antiphase.base.records import CHECKSUM, _checksum
+
 MEASURED = ("seconds", "tokens_per_second", "peak_memory", "peak_gpu_memory")
 """Values of a run that depend on the machine."""
 
@@ -9,6 +11,12 @@ MEASURED = ("seconds", "tokens_per_second", "peak_memory", "peak_gpu_memory")
 def values(folder):
     """The values of the folder's record."""
     return json.loads((folder / "record.json").read_text())["values"]
+
+
+def write_sealed(path, tree):
+    """Write a record that was changed, with the digest that fits."""
+    tree = {name: value for name, value in tree.items() if name != CHECKSUM}
+    path.write_text(json.dumps({**tree, CHECKSUM: _checksum(tree)}), encoding="utf-8")
 
 
 def without_times(tree):

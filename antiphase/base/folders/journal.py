@@ -51,8 +51,6 @@ def append_line(path: Path, values: dict[str, Any]) -> None:
 def read_lines(path: Path, *names: str) -> list[dict[str, Any]]:
     """Lines of JSON objects with these keys; a last line truncated by a kill is skipped and removed from the file.
 
-    Lines of older versions have no checksum and are read without one.
-
     Raises:
         InputError: a complete line is something else, or is damaged.
     """
@@ -73,7 +71,7 @@ def _checked(path: Path, place: int, line: bytes, names: tuple[str, ...]) -> dic
         found = None
     at = f"{named('', path)}, line {place}"
     whole = isinstance(found, dict) and set(names) <= found.keys()
-    if whole and (checksum := found.pop(CHECKSUM, None)) is not None and checksum != _checksum(found):
+    if whole and found.pop(CHECKSUM, None) != _checksum(found):
         raise InputError(f"{at}, is damaged", f"remove it, and {named('resume')} computes it again")
     if not whole or not all(isinstance(found[name], str) for name in TEXTS & set(names)):
         raise InputError(f"{at}: this is not a result of antiphase", "remove the line, or choose another folder")

@@ -127,7 +127,7 @@ class Work:
             write_atomically(self.path, (json.dumps(tree, indent=1) + "\n").encode())
         before = self._kept()
         for name, content in contents.items():
-            if before.get(name, content) != content:  # older versions stored fewer
+            if before.get(name) != content:
                 raise refused(self.output, f"{changed[name]} since this work began")
 
     def _kept(self) -> dict[str, Any]:

@@ -191,14 +191,11 @@ def load_or_run_each(
 def _check_config(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Compare a finished run's configuration with that of the run that its study would train.
 
-    A record of an earlier version lacks what that version did not note.
-
     Raises:
         InputError: they differ.
     """
     earlier, wanted = dotted(before), dotted(now)
-    shared = [name for name in wanted if name in earlier and name not in Work.FREE]
-    changed = [name for name in shared if earlier[name] != wanted[name]]
+    changed = [name for name in wanted if name not in Work.FREE and earlier.get(name) != wanted[name]]
     if changed:
         raise InputError(
             f"{folder} holds a run with other settings or texts than its study's ({', '.join(changed)}); remove that "

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from antiphase.base.errors import InputError
 from antiphase.base.records import Record, finite
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
     import numpy
 
 Made = TypeVar("Made")
+ENVELOPE = ("model", "arm", "seed", "run")
+"""Values of a record that say what was measured; a result may have fields of these names."""
+
+
+def result_in(values: Mapping[str, Any], kind: type[Made]) -> Made:
+    """The result in a record's values, next to which some of ``ENVELOPE`` may stand.
+
+    Raises:
+        InputError: a value that the result does not have, or lacks.
+    """
+    names = {item.name for item in dataclasses.fields(cast(Any, kind))}
+    return build(kind, {name: value for name, value in values.items() if name in names or name not in ENVELOPE})
 
 
 class Result:
@@ -36,7 +49,7 @@ class Result:
         """
         if record.kind != cls.measurement().kind:
             return None
-        return build(cls, record.values, strict=False)
+        return result_in(record.values, cls)
 
     @classmethod
     def of(cls, record: Record) -> Self:

@@ -50,7 +50,7 @@ class MapAllocation:
     """Short name of the model."""
     trained: bool = True
     needles: int | None = None
-    """The context's sizes, here and below; older records of the synthetic task lack them."""
+    """The context's sizes, here and below; a comparison of arms does not repeat them."""
     queries: int | None = None
     length: int | None = None
     depth: float | None = None
@@ -83,8 +83,8 @@ class Size:
     """Size of a context."""
 
     needles: int
-    queries: int = 0
-    """Number of facts asked for; missing in older records."""
+    queries: int
+    """Number of facts asked for."""
     length: int
     """Length in tokens."""
 

@@ -43,7 +43,7 @@ GridPoint = tuple[int, int, int]
 
 
 def grid_point(row: Size) -> GridPoint:
-    """Where in the grid a row stands; 0 queries where a record does not say."""
+    """Where in the grid a row stands."""
     return row.needles, row.queries, row.length
 
 
@@ -55,7 +55,7 @@ def grid_points(rows: Iterable[Size]) -> list[GridPoint]:
 def point_words(point: GridPoint) -> str:
     """``8 needles, 12 questions, 256 tokens``."""
     needles, queries, length = point
-    counted = [(needles, "needle"), *([(queries, "question")] if queries else []), (length, "token")]
+    counted = [(needles, "needle"), (queries, "question"), (length, "token")]
     return ", ".join(f"{count} {noun}{'s' * (count != 1)}" for count, noun in counted)
 
 
@@ -67,7 +67,7 @@ def state(row: Place | MapAllocation | Crossing) -> str:
 def needle_summary(found: Retrieval) -> Table | None:
     """Accuracy with its interval for each arm and place in the grid."""
     rows = [
-        [row.arm, state(row), row.needles, row.queries or None, row.length, depth_text(row.depth), row.accuracy,
+        [row.arm, state(row), row.needles, row.queries, row.length, depth_text(row.depth), row.accuracy,
          *row.interval, row.interval_is, row.guess, row.samples]
         for row in found.summary
     ]  # fmt: skip
@@ -86,7 +86,7 @@ def needle_summary(found: Retrieval) -> Table | None:
 def needle_cells(found: Retrieval) -> Table | None:
     """The same for each seed, with the accuracy of every place in the row of questions."""
     rows = [
-        [cell.arm, cell.seed, state(cell), cell.needles, cell.queries or None, cell.length, depth_text(cell.depth),
+        [cell.arm, cell.seed, state(cell), cell.needles, cell.queries, cell.length, depth_text(cell.depth),
          cell.correct, cell.samples, cell.correct / cell.samples,
          ", ".join(format_value(share, "percent") for share in cell.by_place)]
         for cell in found.cells

@@ -1,4 +1,4 @@
-"""Descriptions of outcomes, for new records and for showing older ones.
+"""Descriptions of outcomes.
 
 If some models learned and others did not, accuracies are reported as counts of seeds, never as a mean with an interval.
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from antiphase.base.records import Record
-from antiphase.base.typed import OPTIONAL, build
+from antiphase.base.typed import OPTIONAL
+from antiphase.lab.measures.result import result_in
 from antiphase.lab.training.divergence import Divergence
 from antiphase.lab.training.stages import Stage
 
@@ -58,12 +59,11 @@ class RunResult:
     tokens_per_second: float | None = None
     seconds: float | None = None
     peak_memory: int | None = None
-    """Largest resident set of the (first) process in bytes, from its start to the run's last checkpoint; older
-    records have none."""
+    """Largest resident set of the (first) process in bytes, from its start to the run's last checkpoint."""
     peak_gpu_memory: int | None = None
     """Largest number of bytes that torch allocated on the GPU of the (first) process."""
     precision: str | None = None
-    """Dtype of matrix products; None in older records."""
+    """Dtype of matrix products."""
     final: Final = field(default_factory=Final)
     best: Best | None = None
     curve: list[CurvePoint] = field(default_factory=list)
@@ -92,4 +92,4 @@ def run_of(record: Record) -> RunResult:
     Raises:
         InputError: invalid contents.
     """
-    return build(RunResult, record.values, strict=False)
+    return result_in(record.values, RunResult)

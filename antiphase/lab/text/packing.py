@@ -191,16 +191,14 @@ def _digest(text: str) -> str:
 def _ends(data: Path, sidecar: Path, kind: np.dtype[Any], sources: int) -> tuple[int, ...] | None:
     """The end of each source in the tokens, if the files are complete and unchanged: the sidecar, which is written
     last, has their size and digest.
-
-    A sidecar of an older version has only the size, or no ends of several sources, so its tokens are written again.
     """
     if not (data.is_file() and sidecar.is_file()):
         return None
     try:
         tree = json.loads(sidecar.read_text(encoding="utf-8"))
         count, dtype, digest = tree["tokens"], tree["dtype"], tree["sha256"]
-        ends = tuple(map(int, tree.get("ends", [count])))
+        ends = tuple(map(int, tree["ends"]))
         same = dtype == kind.name and data.stat().st_size == count * kind.itemsize and len(ends) == sources
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
     return ends if same and digest == file_digest(data) else None

@@ -125,9 +125,9 @@ def _save_beside(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def _is_unchanged(folder: Path) -> bool:
-    """Whether a cached tokenizer exists and is unchanged; older ones have no digest."""
+    """Whether a cached tokenizer exists and is unchanged."""
     kept = folder / DIGEST
-    return folder.is_dir() and (not kept.is_file() or kept.read_bytes().strip() == _digest(folder).encode())
+    return kept.is_file() and kept.read_bytes().strip() == _digest(folder).encode()
 
 
 def _digest(folder: Path) -> str:

@@ -41,7 +41,6 @@ MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 MANIFEST = "checkpoint.json"
 FORMAT = 2
-"""Format 1 was ``weights.safetensors`` with ``state.pt``, written by ``torch.save``."""
 DIVIDED = 3
 """Format of a checkpoint to which every process contributes files."""
 SHARD = re.compile(r"shard-[\w.-]+")
@@ -64,18 +63,18 @@ class Progress:
     """Number of tokens trained on."""
     curve: list[dict[str, Any]]
     """Evaluations so far."""
+    precision: str
+    """Dtype of matrix products, which ``training.precision: auto`` chooses by the machine."""
+    run: str
+    """Digest of the run (``run_folder.run_digest``)."""
     dequantized_from: str | None = None
     """The quantization that the weights which the run starts from went through, if any."""
     peak_memory: int | None = None
     """Largest resident set of the first process in bytes, over all sittings up to their last checkpoints."""
     peak_gpu_memory: int | None = None
     """Largest number of bytes that torch has allocated on the first process's GPU, likewise."""
-    precision: str | None = None
-    """Dtype of matrix products, which ``training.precision: auto`` chooses by the machine."""
     stages: list[Stage] = field(default_factory=list)
     """Those that have begun, of which the last one lasts; none without ``data.lengths``."""
-    run: str | None = None
-    """Digest of the run (``run_folder.run_digest``); checkpoints of earlier versions have none."""
 
     @property
     def page_length(self) -> int | None:
@@ -129,7 +128,7 @@ def step_folder(folder: Path, step: int) -> Path:
 
 @contextmanager
 def added(folder: Path, step: int) -> Iterator[Path]:
-    """A folder to write a checkpoint to; it appears at the end, and only then are others deleted: all older ones but
+    """A folder to write a checkpoint to; it appears at the end, and only then are others deleted: all earlier ones but
     ``KEPT``, and those of this step or later ones, which are damaged, because the run resumed from an earlier one.
 
     Raises:
@@ -149,19 +148,8 @@ def added(folder: Path, step: int) -> Iterator[Path]:
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """Folders of a run's checkpoints, newest first; one that another of its step replaces comes after that one.
-
-    Raises:
-        InputError: the run has a checkpoint of format 1.
-    """
-    home = folder / FOLDER
-    for old in (home, folder / f".{FOLDER}.old"):
-        if (old / "state.pt").is_file():
-            raise InputError(
-                f"{old} was written by an early version of antiphase 0.1.0, whose state.pt is no longer opened; "
-                f"finish the run with that version, or remove {old} {AFRESH}"
-            )
-    return sorted(home.glob("step-*"), key=lambda path: (path.stem, path.suffix != REPLACED), reverse=True)
+    """Folders of a run's checkpoints, newest first; one that another of its step replaces comes after that one."""
+    return sorted((folder / FOLDER).glob("step-*"), key=lambda path: (path.stem, path.suffix != REPLACED), reverse=True)
 
 
 def load_checkpoint(

@@ -167,17 +167,17 @@ class _Run:
         self.stops = Stops()
         origin = getattr(model.config, ORIGIN, None)
         begun = [Stage(length=length, step=0) for length in settings.data.lengths[:1]]
-        self.progress = found or Progress(
-            step=0, seconds=0.0, tokens=0, curve=[], dequantized_from=origin, stages=begun, run=run_digest(output)
-        )
         precision = str(self.autocast or self.model.dtype).removeprefix("torch.")
-        if self.progress.precision not in (None, precision):
+        self.progress = found or Progress(
+            step=0, seconds=0.0, tokens=0, curve=[], precision=precision, run=run_digest(output),
+            dequantized_from=origin, stages=begun,
+        )  # fmt: skip
+        if self.progress.precision != precision:
             raise InputError(
                 f"--output {output}: this run was trained in {self.progress.precision} so far, and "
                 f"training.precision={self.training.precision} means {precision} on this machine; continue on one like "
                 "the first"
             )
-        self.progress.precision = precision
         limit = self.training.hang_limit
         self.divided = (
             None if group.mesh is None else DividedCheckpoints(output, self.model, self.optimizer, group, limit)

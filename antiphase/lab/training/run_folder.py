@@ -99,15 +99,10 @@ def run_record(folder: Path) -> Record:
     """The record of a finished run.
 
     Raises:
-        InputError: it is another run's: one that says so, or one of an earlier version with other settings.
+        InputError: it is another run's.
     """
     record = Record.load(folder)
-    if record.values.get(RUN_KEY) is not None:
-        is_own = record.values[RUN_KEY] == run_digest(folder)
-    else:
-        known = {name: value for name, value in record.config.items() if name in RunSettings.__dataclass_fields__}
-        is_own = _of_results(build(RunSettings, known, strict=False)) == _kept(folder)
-    if record.kind != "train" or not is_own:
+    if record.kind != "train" or record.values.get(RUN_KEY) != run_digest(folder):
         raise InputError(
             f"{folder / 'record.json'} is the record of another run than {SETTINGS} beside it tells of; restore it, or "
             "remove it and repeat the command with --resume"
@@ -134,27 +129,14 @@ def check_run_of(folder: Path, settings: RunSettings) -> None:
 def check_progress(folder: Path, progress: Progress) -> None:
     """Check that a checkpoint in a run's folder is of that run.
 
-    One of an earlier version does not say; it is taken only if the record of the finished run tells of the very same
-    evaluations and training time.
-
     Raises:
-        InputError: it is another run's, or may be.
+        InputError: it is another run's.
     """
-    if progress.run == run_digest(folder):
-        return
-    if progress.run is not None:
+    if progress.run != run_digest(folder):
         raise InputError(
             f"{named('output', folder)}: its checkpoint is of another run than its {SETTINGS}, text and first "
             f"weights; restore its own, or remove {folder / CHECKPOINTS} {AFRESH}"
         )
-    if (folder / "record.json").is_file():
-        values = run_record(folder).values
-        if all(values.get(name) == getattr(progress, name) for name in ("curve", "seconds", "tokens")):
-            return
-    raise InputError(
-        f"{named('output', folder)}: its checkpoint is of an earlier version of antiphase, which did not note its run; "
-        f"finish the run with that version, or remove {folder / CHECKPOINTS} {AFRESH}"
-    )
 
 
 def check_diverged(folder: Path) -> None:
@@ -166,7 +148,7 @@ def check_diverged(folder: Path) -> None:
     if not (folder / "record.json").is_file() or (told := run_record(folder).values.get("diverged")) is None:
         return
     try:
-        found = build(Divergence, told, path="diverged", strict=False)
+        found = build(Divergence, told, path="diverged")
     except InputError as error:
         raise InputError(f"{folder / 'record.json'}: {error}; {BROUGHT_BACK}") from None
     raise DivergedError(diverged_message(folder, found.step, found.reason))
@@ -194,16 +176,15 @@ def read_curve(folder: Path) -> list[dict[str, Any]]:
 class MetricsLog:
     """A log with one JSON object per line. A resumed run drops lines after its checkpoint and writes them again."""
 
-    def __init__(self, folder: Path, *, step: int, run: str | None = None) -> None:
+    def __init__(self, folder: Path, *, step: int, run: str) -> None:
         """
         Args:
-            run: ``run_digest`` of the run, the beginning of which is in each line; None where a checkpoint of an
-                earlier version has none.
+            run: ``run_digest`` of the run, the beginning of which is in each line.
 
         Raises:
             InputError: a line up to this step is of another run.
         """
-        self.path, self.run = folder / METRICS, run
+        self.path, self.run = folder / METRICS, run[:RUN_DIGITS]
         write_atomically(
             self.path, (line for line, values in _lines(self.path) if values["step"] <= step and self._is_own(values))
         )
@@ -218,9 +199,8 @@ class MetricsLog:
             Interrupted: another machine has taken the folder over.
         """
         confirm_held()
-        own = {} if self.run is None else {RUN_KEY: self.run[:RUN_DIGITS]}
         with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(values | own) + "\n")
+            file.write(json.dumps({**values, RUN_KEY: self.run}) + "\n")
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -234,14 +214,14 @@ def run_metrics(folder: Path) -> list[dict[str, Any]]:
     Raises:
         InputError: a line, or the record, is of another run.
     """
-    found, run = read_metrics(folder), run_record(folder).values.get(RUN_KEY)
+    found, run = read_metrics(folder), run_record(folder).values[RUN_KEY]
     for values in found:
-        _check_line(folder / METRICS, values, run)
+        _check_line(folder / METRICS, values, run[:RUN_DIGITS])
     return found
 
 
-def _check_line(path: Path, values: dict[str, Any], run: str | None) -> None:
-    if values.get(RUN_KEY) != (None if run is None else run[:RUN_DIGITS]):
+def _check_line(path: Path, values: dict[str, Any], run: str) -> None:
+    if values.get(RUN_KEY) != run:
         raise InputError(
             f"{named('output', path)}: the line of step {values['step']} is of another run; restore the file, or "
             "remove it"

@@ -95,7 +95,7 @@ def test_a_holder_that_slept_while_another_came_and_went_writes_nothing(tmp_path
     journal = tmp_path / "journal.jsonl"
     with pytest.raises(Interrupted, match=r"names this process as its holder no more"), only_one(tmp_path):  # noqa: PT012
         append_line(journal, {"key": "a"})
-        log = MetricsLog(tmp_path, step=0)
+        log = MetricsLog(tmp_path, step=0, run="0")
         log.write({"step": 1})
         before = {path: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")}
         (tmp_path / HOLDER).unlink()

@@ -81,8 +81,8 @@ def test_the_mean_of_many_tasks_is_over_all_of_them_at_each_number_of_examples()
 
     def task(shots):
         return TaskShots(
-            samples=9, guess_rate=0.5, majority_rate=0.5,
-            rows=[AtShots(shots=count, accuracy=count / 20, interval=[0.0, 1.0], tokens=9) for count in shots],
+            samples=9, labels=2, guess_rate=0.5, majority_rate=0.5,
+            rows=[AtShots(count, count / 20, [0.0, 1.0], 9, answers_given=2, label_shown=1.0) for count in shots],
         )  # fmt: skip
 
     found = _mean_task([task((16, 4, 1)), task((4, 1)), task((1, 4, 16))])

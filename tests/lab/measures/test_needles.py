@@ -69,7 +69,7 @@ def test_guessing_among_the_numbers_scores_the_guess_rate(haystack, needles, que
 
 
 def test_one_needle_has_no_guess_rate_in_tables_and_figures(haystack):
-    """There is no other number to guess. The record has the 100 % of naming the one number, as older ones do."""
+    """There is no other number to guess. The record has the 100 % of naming the one number."""
     cells = {cell: haystack.contexts(cell, 3, seed=1) for cell in (size(1), size(4), size(4, 2))}
     summary = summarize(text_needles(perfect, cells))
     record = Record(

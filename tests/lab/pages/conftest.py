@@ -104,7 +104,7 @@ def make_comparison(*, needles=None, seeds=3, tokens=40):
     ]  # fmt: skip
     accuracy = {arm: [run["final"]["accuracy"] for run in runs if run["arm"] == arm] for arm in arms}
     entry = {
-        "metric": "first-query accuracy", "unit": "share", "lower_is_better": False,
+        "metric": "first-query accuracy", "unit": "points", "lower_is_better": False,
         "arms": {
             arm: {
                 "median": float(numpy.median(values)), "mean": float(numpy.mean(values)),
@@ -159,7 +159,7 @@ def make_awkward():
         "needles": {
             "cells": [],
             "summary": [
-                {"arm": arm, "trained": True, "needles": 4, "length": 64, "depth": depth,
+                {"arm": arm, "trained": True, "needles": 4, "queries": 2, "length": 64, "depth": depth,
                  "accuracy": accuracy, "interval": [0.0, 1.0], "samples": 3, "guess_rate": 0.25}
                 for arm, accuracy in zip(arms, (0.5, 0.0, 1.0), strict=True)
                 for depth in (0.5, None)
@@ -176,7 +176,7 @@ def make_awkward():
                       for arm in arms},
              "sentence": f"No arm reached 50 % & nobody is ahead of {hostile}."}
         ],
-        "verdict": None,
+        "verdict": "",
     }  # fmt: skip
     weights = numpy.array([[[[0.5, 0.1, 0.2, 0.1, 0.1, 0], [0.1, -0.7, 0.1, 0.1, 0, 0]]]], dtype=numpy.float16)
     return Record(

@@ -155,12 +155,8 @@ def test_equal_records_give_equal_bytes(comparison, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["runs", "needles", "allocation", "attention_map", "comparison", "parameters"])
-@pytest.mark.parametrize("absent", [True, False])
-def test_any_part_may_be_missing_or_null(comparison, tmp_path, part, absent):
-    if absent:
-        del comparison.values[part]
-    else:
-        comparison.values[part] = None
+def test_any_part_may_be_missing(comparison, tmp_path, part):
+    del comparison.values[part]
     comparison.values |= {"runs": []} if part == "attention_map" else {"attention_map": {}}  # draw less, test faster
     write(tmp_path, comparison)
 

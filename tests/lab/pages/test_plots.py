@@ -180,9 +180,12 @@ def test_save_figures_writes_what_the_record_has(comparison, awkward, tmp_path):
 
 
 def test_many_tasks_leave_room_for_their_lines():
-    row = {"shots": 4, "accuracies": [0.5, 0.7], "mean_accuracy": 0.6, "margin": 0.2, "flip_share": 0.1}
+    row = {
+        "shots": 4, "accuracies": [0.5, 0.7], "mean_accuracy": 0.6, "margin": 0.2, "flip_share": 0.1, "pair_flips": 0.2
+    }  # fmt: skip
+    few = {"accuracy": 0.5, "interval": [0.4, 0.6], "tokens": 9, "answers_given": 2, "label_shown": 1.0}
     task = {
-        "rows": [{"shots": count, "accuracy": 0.5, "interval": [0.4, 0.6], "tokens": 9} for count in (1, 4)],
+        "rows": [{"shots": count, **few} for count in (1, 4)], "labels": 4,
         "orders": {"random": row, "alternating": row}, "majority_rate": 0.3, "guess_rate": 0.25, "samples": 20,
     }  # fmt: skip
     tasks = {f"a-task-of-many-words-{number}": task for number in range(25)}

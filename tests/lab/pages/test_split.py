@@ -1,17 +1,13 @@
-"""Models that learned or did not: what page and terminal show of records, of older ones by today's rules."""
+"""Models that learned or did not: what page and terminal show of records."""
 
 import io
-import re
 import runpy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from antiphase.base.records import Record
-from antiphase.lab.measures.long_context import presentation as long_context
-from antiphase.lab.measures.many_shot import presentation as many_shot
 from antiphase.lab.pages import terminal, write_report
 from antiphase.lab.studies.ablations.presentation import losses, slices
 from antiphase.lab.studies.compare.shown import sentences, shown
@@ -22,29 +18,20 @@ from antiphase.lab.studies.tune.presentation import end_of, threshold_of
 from support.paths import ROOT
 
 RECORDS = ROOT / "records"
-OLDER = Path(__file__).parent / "older"
-"""Records of older versions, without most of their rows."""
 
 
+@pytest.fixture
 def demo():
-    """A record as older versions wrote it: a mean of models that learned and models that did not, with an interval."""
-    record = Record.load(RECORDS / "demo-start-0.02.json")
-    entry = record.values["comparison"][0]
-    del entry["learned"]
-    entry["differences"]["differential"] |= {"mean": -0.273, "interval": [-1.5814, 1.034]}
-    entry["sentence"] = "First-query accuracy: differential is behind (95 % interval -158.0 to 103.4)."
-    record.values["verdict"] = "held-out loss, differential: contradicted"
-    return record
+    return Record.load(RECORDS / "demo-start-0.02.json")
 
 
 @pytest.mark.slow
-def test_an_older_record_of_models_that_learned_or_did_not_has_counts_everywhere(tmp_path):
+def test_models_that_learned_or_did_not_are_counted_everywhere(demo, tmp_path):
     output = io.StringIO()
-    terminal.print_summary(demo(), Console(file=output, width=250))
-    page = write_report([demo()], tmp_path / "page.html").read_text(encoding="utf-8")
+    terminal.print_summary(demo, Console(file=output, width=250))
+    page = write_report([demo], tmp_path / "page.html").read_text(encoding="utf-8")
     made = runpy.run_path(str(ROOT / "tools/tables/pages.py"))["table"]("demo-before")
     for words in (output.getvalue(), page, made):
-        assert not re.search(r"[-−]?158\.0|103\.4|1\.5814|2\.5516", words)
         assert "2 of 3" in words
         assert "3 of 3" in words
     learned = "learned: softmax in 3 of 3 seeds, differential in 2 of 3 seeds"
@@ -52,8 +39,8 @@ def test_an_older_record_of_models_that_learned_or_did_not_has_counts_everywhere
     assert learned in page
 
 
-def test_each_row_of_the_headline_says_what_its_numbers_are():
-    table = headline(shown(demo()))
+def test_each_row_of_the_headline_says_what_its_numbers_are(demo):
+    table = headline(shown(demo))
     rows = {row[0]: row[1:] for row in table.text()}
     assert not any(name.startswith("Median") for name in rows)
     kinds = ("median", "seeds that learned", "Parameters", "Guess rate")
@@ -66,8 +53,8 @@ def test_each_row_of_the_headline_says_what_its_numbers_are():
     assert steps == ["850 [600–1,150], 3 of 3 seeds", "1,000 [750–never], 2 of 3 seeds"]
 
 
-def test_numbers_in_full_have_no_mean_over_two_kinds_of_models():
-    table = comparison(shown(demo()))
+def test_numbers_in_full_have_no_mean_over_two_kinds_of_models(demo):
+    table = comparison(shown(demo))
     names = [column.name for column in table.columns]
     for row in table.text():
         cells = dict(zip(names, row, strict=True))
@@ -81,26 +68,10 @@ def test_numbers_in_full_have_no_mean_over_two_kinds_of_models():
             assert (cells["Mean"], cells["Mean paired difference"], cells["95 % interval"]) == ("–", "–", "–")
 
 
-def test_an_older_verdict_is_not_shown_where_nothing_was_written_down_before():
-    record = Record.load(OLDER / "compare.json")
-    assert "contradicted" in record.values["verdict"]
-    output = io.StringIO()
-    terminal.print_summary(record, Console(file=output, width=250))
-    assert "contradicted" not in output.getvalue()
-    assert "the primary contrast was not written into the folder before the runs" in output.getvalue()
-    assert "MDE 0." in output.getvalue()  # which the record does not have
-
-
 def test_models_of_one_kind_keep_their_sentences():
     record = Record.load(RECORDS / "upcycle.json")
     entries = [*record.values["comparison"], *record.values["further_comparison"]]
     assert sentences(record) == [entry["sentence"] for entry in entries]
-
-
-def test_an_older_record_without_a_guess_rate_does_not_know_who_learned():
-    record = demo()
-    del record.values["guess_rate"]
-    assert "is ahead of differential by 27.3 points" in sentences(record)[0]
 
 
 # ------------------------------------------------------------------------------------------ claims
@@ -173,11 +144,3 @@ def test_a_grid_of_rates_counts_who_learned():
     assert end_of(tuned, rows["differential", 4e-3], threshold) == ("1 of 2 learned", "0.109–2.035")
     row = rows["softmax", 4e-3]
     assert end_of(tuned, row, threshold) == (row.accuracy, row.loss)
-
-
-def test_windows_and_orders_of_older_records_say_what_they_lack():
-    table = long_context.context_worth(Record.load(OLDER / "long-context.json"))
-    assert "the gain from context is not known" in table.note
-    orders = many_shot.orders(Record.load(OLDER / "many-shot.json"))
-    assert "it has no flips between two orders" in orders.note
-    assert all(row[7] is None for row in orders.rows)

@@ -166,7 +166,7 @@ SPANS = {span: {"share": 0.3, "signed": 0.3} for span in ("answer", "other_needl
 @pytest.mark.parametrize(
     ("kind", "values"),
     [
-        ("train", {"final": {"loss": 2.0, "accuracy": None}, "parameters": 10, "curve": [], "passes": None}),
+        ("train", {"final": {"loss": 2.0, "accuracy": None}, "parameters": 10, "curve": []}),
         ("train", {}),
         ("evaluate-needles", {"cells": [], "summary": [], "guess_rate": 0.5}),
         ("evaluate-perplexity", {"rows": [{"sequences": 3, "loss": 2.5, "perplexity": 12.5, "tokens": 100}]}),

@@ -38,11 +38,11 @@ def ablation_record(*, seeds=2, tokens=5000):
 def tune_record():
     rates = [
         {"arm": arm, "learning_rate": rate, "seeds": 2, "accuracy": 0.5, "accuracy_range": [0.25, 0.75], "loss": loss,
-         "loss_range": [loss - 0.5, loss + 0.25], "passed": 1, "spikes": 3}
+         "loss_range": [loss - 0.5, loss + 0.25], "passed": 1, "spikes": 3, "diverged": 0}
         for arm, loss in (("softmax", 2.0), ("differential", 1.5))
         for rate in (4e-3, 1e-3)
     ]  # fmt: skip
-    return Record(kind="tune", values={"rates": rates, "chosen": {"softmax": 1e-3, "differential": 4e-3}})
+    return Record(kind="tune", values={"runs": [], "rates": rates, "chosen": {"softmax": 1e-3, "differential": 4e-3}})
 
 
 def cancellation_record(*, pairs=True):
@@ -124,7 +124,7 @@ def test_learning_rates_are_drawn_in_order_with_their_range():
     numpy.testing.assert_allclose(numpy.array(segments)[:, :, 1], [[1.5, 2.25]] * 2)
 
 
-def test_an_older_tune_record_has_no_spikes():
+def test_spikes_that_were_not_counted_are_a_dash():
     record = tune_record()
     for row in record.values["rates"]:
         del row["spikes"]

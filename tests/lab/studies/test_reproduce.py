@@ -229,7 +229,7 @@ def outliers(pairs):
     """Records of single models with these largest logits, softmax and differential by seed."""
     return [
         Record(kind="evaluate-outliers", values={
-            "arm": arm, "seed": seed,
+            "arm": arm, "seed": seed, "sequences": 3,
             "rows": [{"what": "attention logits", "layer": "all", "top": {"1": value}, "median": 1}],
         })
         for seed, values in enumerate(pairs)
@@ -265,14 +265,15 @@ def many_shot(accuracies, margins, majority=0.3):
         Record(kind="evaluate-many-shot", values={
             "arm": arm, "seed": seed, "tasks": {"t": {
                 "rows": [
-                    {"shots": shots, "accuracy": accuracy, "interval": [0, 1], "tokens": 9}
+                    {"shots": shots, "accuracy": accuracy, "interval": [0, 1], "tokens": 9, "answers_given": 4,
+                     "label_shown": 1.0}
                     for shots, accuracy in ((1, 0.0), (8, accuracies[seed][place]))
                 ],
                 "orders": {"random": {
                     "margin": margins[seed][place], "mean_accuracy": accuracies[seed][place], "shots": 8,
-                    "accuracies": [], "flip_share": 0.1,
+                    "accuracies": [], "flip_share": 0.1, "pair_flips": 0.1,
                 }},
-                "guess_rate": 0.25, "majority_rate": majority, "samples": 100,
+                "guess_rate": 0.25, "majority_rate": majority, "samples": 100, "labels": 4,
             }},
         })
         for seed in range(len(accuracies))

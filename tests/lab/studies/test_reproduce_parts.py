@@ -155,18 +155,6 @@ def test_claims_are_written_before_the_run_and_never_again(tmp_path, request_of)
         registered_claim(output)
 
 
-def test_a_reproduction_that_began_without_claims_gets_none_later(tmp_path, request_of):
-    preset, output = scale_preset(request_of), tmp_path / "new"
-    begin(request_of, preset, output, resume=False)
-    (output / CLAIM_FILE).unlink()
-    tree = json.loads((output / REQUEST).read_text())
-    del tree["claim"]  # as older versions wrote it
-    (output / REQUEST).write_text(json.dumps(tree))
-    begin(request_of, preset, output, resume=True)
-    assert not (output / CLAIM_FILE).exists()
-    assert registered_claim(output) is None
-
-
 def test_options_of_a_single_part_may_come_later_and_change(tmp_path, request_of, monkeypatch):
     monkeypatch.setitem(SCALES, "tiny", replace(SCALES["tiny"], reads_documents=True))
     (tmp_path / "news.jsonl").write_text('{"document": "A.", "summary": "B."}\n')

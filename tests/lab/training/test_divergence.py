@@ -18,7 +18,7 @@ from antiphase.lab.training.checkpoint import checkpoints, sealed
 from antiphase.lab.training.objective import NextTokenLoss
 from antiphase.lab.training.optimizer import build_optimizer
 from antiphase.lab.training.run_folder import read_metrics
-from support.records import values
+from support.records import values, write_sealed
 
 TOO_FAST = "training.learning_rate=1e30"  # after the first step the weights are finite, the loss of the second is not
 
@@ -153,9 +153,8 @@ def test_a_record_that_tells_of_a_divergence_in_another_form_is_refused(tmp_path
         run(tmp_path / "run", TOO_FAST, "training.checkpoint_every=1")
     path = tmp_path / "run" / "record.json"
     tree = json.loads(path.read_text())
-    del tree["sha256"]
     tree["values"]["diverged"] = told
-    path.write_text(json.dumps(tree))
+    write_sealed(path, tree)
     with pytest.raises(InputError, match=r"record\.json: .*'?diverged.*; restore it, or choose another folder"):
         run(tmp_path / "run", TOO_FAST, "training.checkpoint_every=1", resume=True)
 

@@ -63,7 +63,7 @@ def trained(tiny_config):
 
 
 def progress(step):
-    return Progress(step=step, seconds=1.0, tokens=9, curve=[{"step": 0, "loss": 2.0}])
+    return Progress(step, 1.0, 9, [{"step": 0, "loss": 2.0}], "float32", "0" * 64)
 
 
 def weights(model):

@@ -11,7 +11,6 @@ from antiphase.base.errors import InputError, Interrupted
 from antiphase.base.records import Record
 from antiphase.lab.settings.presets import load_preset
 from antiphase.lab.studies.runs import run_of
-from antiphase.lab.training.checkpoint import checkpoints
 from antiphase.lab.training.objective import NextTokenLoss
 from antiphase.ops.shapes import IGNORED_TARGET
 from support.launched import in_two_processes
@@ -132,20 +131,6 @@ def test_a_run_of_one_length_has_no_stages(tmp_path, run, kept):
     run(tmp_path / "run", "training.steps=5")
     assert stages_of(tmp_path / "run") == []
     assert kept(tmp_path / "run")["progress"]["stages"] == []
-
-
-def test_a_checkpoint_without_stages_is_read(tmp_path, run):
-    """One of an earlier version."""
-    from antiphase.lab.training.checkpoint import sealed
-
-    with pytest.raises(Interrupted):
-        run(tmp_path / "run", report=interrupt_after(7))
-    path = checkpoints(tmp_path / "run")[0] / "checkpoint.json"
-    tree = json.loads(path.read_text())
-    del tree["sha256"], tree["progress"]["stages"]
-    path.write_bytes(sealed(tree))
-    run(tmp_path / "run", resume=True)
-    assert stages_of(tmp_path / "run") == []
 
 
 @pytest.mark.slow

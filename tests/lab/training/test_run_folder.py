@@ -134,13 +134,13 @@ def test_refusal_takes_away_what_appeared_and_nothing_else(tmp_path):
 
 
 def test_log_keeps_whole_lines_up_to_the_checkpoint(tmp_path):
-    log = MetricsLog(tmp_path, step=0)
+    log = MetricsLog(tmp_path, step=0, run="0")
     for step in range(1, 6):
         log.write({"step": step, "loss": 0.5, "norms": [1.0]})
     with open(log.path, "a") as file:
         file.write('{"step": 6, "loss": 0.')
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
-    resumed = MetricsLog(tmp_path, step=3)
+    resumed = MetricsLog(tmp_path, step=3, run="0")
     resumed.write({"step": 4})
     assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [1, 2, 3, 4]
 
@@ -177,12 +177,12 @@ def test_a_log_of_a_million_lines_is_never_in_memory(tmp_path):
     """Every half a second a study looks at each run's log; a resumed run copies the part before its checkpoint."""
     count = 1_000_000
     with open(tmp_path / "metrics.jsonl", "w") as file:
-        file.writelines(f'{{"step": {step}, "loss": 2.5, "gradient_norm": 1.5}}\n' for step in range(1, count + 1))
+        file.writelines(f'{{"step": {step}, "loss": 2.5, "norm": 1, "run": "0"}}\n' for step in range(1, count + 1))
     size = (tmp_path / "metrics.jsonl").stat().st_size
     tracemalloc.start()
     assert last_metrics(tmp_path)["step"] == count
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    MetricsLog(tmp_path, step=count - 1)
+    MetricsLog(tmp_path, step=count - 1, run="0")
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
     assert size - 100 < (tmp_path / "metrics.jsonl").stat().st_size < size

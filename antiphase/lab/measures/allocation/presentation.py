@@ -14,7 +14,7 @@ from antiphase.lab.measures.retrieval_results import MapAllocation
 from antiphase.lab.measures.retrieval_shown import Retrieval, allocation_drawing, state
 from antiphase.lab.pages.plots import COLOURS, PERCENT, STYLE, legend_below, visible
 from antiphase.lab.pages.presentation import Drawing, Presentation
-from antiphase.lab.pages.tables import Column, Table, depth_text, format_value, present
+from antiphase.lab.pages.tables import Column, Table, depth_text, format_value
 
 PAPER_DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 PAPER: dict[tuple[str, str], tuple[float, ...]] = {
@@ -40,8 +40,6 @@ def by_depth(allocation: Allocation) -> Table | None:
         for measure, style in (("share", "percent"), ("signed", "signed"), ("contribution", "percent")):
             for name in ("answer", "noise", *((RATIO,) if measure != "contribution" else ())):
                 values = [_figure(found[depth], name, measure) if depth in found else None for depth in depths]
-                if measure == "contribution" and not present(values):  # missing in older records
-                    continue
                 shown = "number" if name == RATIO else style
                 cells.append([*key, measure, name, *(format_value(value, shown) for value in values)])
     if not cells:

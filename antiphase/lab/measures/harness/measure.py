@@ -136,7 +136,7 @@ def _rows(
     from antiphase.lab.measures.harness.lm_eval_adapter import VERSION, ProjectLM
 
     known = {
-        line["key"]: [build(MeasuredTask, row, f"{path}: rows", strict=False) for row in line["rows"]]
+        line["key"]: [build(MeasuredTask, row, f"{path}: rows") for row in line["rows"]]
         for line in read_lines(path, "key", "rows")
     }
     settings = [request.limit, request.seed, VERSION, *(["chat template"] if request.chat_template else [])]

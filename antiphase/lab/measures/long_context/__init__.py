@@ -40,13 +40,13 @@ class Tail:
     foreign_loss: float
     gain: float
     """Loss with another window's context minus loss with its own."""
-    gain_interval: list[float] | None = None
-    little_loss: float | None = None
-    """Loss with as many tokens of its own context as the tail has; older records lack it."""
-    context_gain: float | None = None
+    gain_interval: list[float] | None
+    little_loss: float
+    """Loss with as many tokens of its own context as the tail has."""
+    context_gain: float
     """Loss with the short context minus loss with the full one."""
-    context_gain_interval: list[float] | None = None
-    context_gains: list[float] | None = None
+    context_gain_interval: list[float] | None
+    context_gains: list[float]
     """The same for each window."""
 
 

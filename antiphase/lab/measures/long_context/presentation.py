@@ -41,16 +41,12 @@ def context_worth(found: LongContext) -> Table | None:
     columns = [Column("Context"), Column("Loss, nats per token", "loss"), Column("95 % over windows")]
     rows = [
         ["the window's own", tail.loss, ""],
+        [f"the {tail.tokens:,} tokens before", tail.little_loss, ""],
+        ["gain from context", tail.context_gain, interval_text(tail.context_gain_interval)],
         ["another window's", tail.foreign_loss, ""],
         ["another's minus own", tail.gain, interval_text(tail.gain_interval)],
     ]
-    note = "An older record: it has no loss with little context, so the gain from context is not known."
-    if tail.context_gain is not None:
-        rows[1:1] = [
-            [f"the {tail.tokens:,} tokens before", tail.little_loss, ""],
-            ["gain from context", tail.context_gain, interval_text(tail.context_gain_interval)],
-        ]
-        note = "The gain from context is how much the rest of the window's own text lowers the loss."
+    note = "The gain from context is how much the rest of the window's own text lowers the loss."
     return Table(title=f"The last {tail.tokens:,} tokens of each window", columns=columns, rows=rows, note=note)
 
 

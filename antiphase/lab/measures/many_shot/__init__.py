@@ -49,10 +49,10 @@ class AtShots:
     """Wilson's 95 % interval."""
     tokens: int
     """Number of tokens in the median prompt."""
-    answers_given: int | None = None
+    answers_given: int
     """Number of distinct answers."""
-    label_shown: float | None = None
-    """Share of the rows asked whose label is among the examples, whatever their order; older records lack it."""
+    label_shown: float
+    """Share of the rows asked whose label is among the examples, whatever their order."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class OverOrders:
     """Best minus worst accuracy."""
     flip_share: float
     """Share of rows whose answer depends on the order; 0 for a constant predictor."""
-    pair_flips: float | None = None
-    """Share of rows that are correct in one of two orders and wrong in the other; older records lack it."""
+    pair_flips: float
+    """Share of rows that are correct in one of two orders and wrong in the other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class TaskShots:
 
     samples: int
     """Number of rows asked."""
-    labels: int | None = None
+    labels: int
     guess_rate: float
     majority_rate: float
     """Accuracy of always choosing the most common label."""

@@ -63,8 +63,6 @@ def orders(read: ManyShot) -> Table | None:
         "Expected by chance: 2p(1-p), the share that would flip between right and wrong if answers of the same "
         "accuracy were drawn at random for each order. Fewer than 200 questions decide nothing about orders."
     )
-    if any(row.pair_flips is None for found in read.tasks.values() for row in found.orders.values()):
-        note += " An older record: it has no flips between two orders."
     return table_of("The same examples in other orders", columns, rows, note)
 
 

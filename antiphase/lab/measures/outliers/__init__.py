@@ -43,8 +43,7 @@ class Sizes:
 class Outliers(Result):
     """Result of ``antiphase evaluate outliers``."""
 
-    sequences: int | None = None
-    """Missing in older records."""
+    sequences: int
     rows: list[Sizes]
 
 

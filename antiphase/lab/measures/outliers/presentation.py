@@ -46,7 +46,7 @@ def largest_by_layer(found: Outliers) -> Figure | None:
         of_kind = [row for row in rows if row.what == kind]
         for index, place in enumerate(("1", "10", "100")):
             points = [(int(row.layer), row.top[place]) for row in of_kind if place in row.top]
-            if points:  # older or partial records may lack a rank
+            if points:  # few values have no such rank
                 axes.plot(*zip(*points, strict=True), "o-", color=COLOURS[index], label=f"top {place}")
         layers = [int(row.layer) for row in of_kind]
         axes.plot(layers, [row.median for row in of_kind], "o--", color="#555555", label="median")

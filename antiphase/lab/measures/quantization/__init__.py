@@ -86,8 +86,8 @@ class Quantization(Result):
     guess_rate: float
     samples: int
     """Number of retrieval sequences."""
-    sequences: int | None = None
-    """Number of held-out sequences; missing in older records."""
+    sequences: int
+    """Number of held-out sequences."""
     rows: list[Bits]
     weights: list[WeightBits] = field(default_factory=list)
 

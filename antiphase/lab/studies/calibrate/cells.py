@@ -98,7 +98,7 @@ def scored(model: PreTrainedModel, tasks: Mapping[str, Task], *, stepwise: bool,
 
 
 def cell_of(found: Mapping[str, Any], tasks: Mapping[str, Task]) -> Cell:
-    """What ``scored`` found, as tensors; earlier versions kept no scores of labels."""
+    """What ``scored`` found, as tensors."""
     metric, log_probability = (
         {name: torch.tensor(values, dtype=torch.float64) for name, values in found[kind].items()}
         for kind in ("metric", "log_probability")
@@ -109,7 +109,7 @@ def cell_of(found: Mapping[str, Any], tasks: Mapping[str, Task]) -> Cell:
             torch.tensor(found["content_free"][name], dtype=torch.float64).view(-1, len(tasks[name].labels)),
             torch.tensor([sample.target for sample in tasks[name].samples]),
         )
-        for name, values in found.get("labels", {}).items()
+        for name, values in found["labels"].items()
     }
     return Cell(metric, log_probability, labels)
 

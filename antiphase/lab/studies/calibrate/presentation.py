@@ -83,7 +83,7 @@ class Directed(Protocol):
 
 
 def better_and_worse(row: Directed) -> str | None:
-    """``4 / 2``; None in records of earlier versions."""
+    """``4 / 2``; None: not counted."""
     return None if row.improved is None else f"{row.improved} / {row.worsened}"
 
 

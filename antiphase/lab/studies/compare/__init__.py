@@ -34,7 +34,7 @@ class ComparedRun(RunResult):
     passes: int | None = None
     """Step of the first evaluation above the threshold."""
     by_sequence: list[float | None] | None = None
-    """Loss of each held-out sequence; older records keep none."""
+    """Loss of each held-out sequence."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class NeedleGrid:
     cells: list[CellScore] = field(default_factory=list)
     summary: list[Accuracy] = field(default_factory=list)
     crossings: list[Crossing] = field(default_factory=list)
-    """N50 and L50, where the grid has at least three sizes; older records have none."""
+    """N50 and L50, where the grid has at least three sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,16 +59,15 @@ def contrast_name(metric: Metric, arm: str, baseline: str) -> str:
 
 
 def compared(
-    settings: CompareSettings, runs: Sequence[ComparedRun], *, guess_rate: float | None, claim: Claim | None
+    settings: CompareSettings, runs: Sequence[ComparedRun], *, guess_rate: float, claim: Claim | None
 ) -> Numbers:
     """What a record says of finished runs: comparison, further comparison, and a word on the primary contrast.
 
     Args:
-        guess_rate: None in older records, which do not know who learned.
         claim: what was written down before; None: nothing, so there is no word.
     """
     baseline = next(iter(settings.arms), "")
-    threshold = None if guess_rate is None else LearnedThreshold.of(guess_rate, settings.threshold)
+    threshold = LearnedThreshold.of(guess_rate, settings.threshold)
     by_key = {(run.arm, run.seed): run for run in runs}
 
     def of_runs(read: Callable[[ComparedRun], float | None]) -> dict[str, list[float | None]]:

@@ -123,10 +123,7 @@ def _showing(grid: Grid, data: PreparedData, report: Report, watch: Callable[[Re
 
 def unfinished(grid: Grid, *, guess_rate: float) -> Record | None:
     """What a comparison has so far: every run's evaluations; None before the second one. It is for pages, not kept."""
-    curves = {
-        job: [build(CurvePoint, point, strict=False) for point in read_curve(grid.output / job.name)]
-        for job in grid.jobs
-    }
+    curves = {job: [build(CurvePoint, point) for point in read_curve(grid.output / job.name)] for job in grid.jobs}
     if max(map(len, curves.values())) < 2:
         return None
     settings = grid.preset.compare

@@ -1,34 +1,22 @@
-"""Records of ``antiphase compare`` and ``train`` → what is shown of them, compared by today's rules."""
+"""Records of ``antiphase compare`` and ``train`` → what is shown of them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from antiphase.base.records import Record
-from antiphase.base.typed import build
 from antiphase.lab.measures.retrieval_shown import Retrieval
-from antiphase.lab.settings.presets import CompareSettings
-from antiphase.lab.studies.claims import Registration
 from antiphase.lab.studies.compare import ComparedRun, Comparison, Parameters
-from antiphase.lab.studies.compare.comparison import compared
 from antiphase.lab.studies.outcomes import LearnedThreshold
 from antiphase.lab.studies.runs import run_of
 
 
 def shown(record: Record) -> Comparison:
-    """The comparison, made anew from its runs; a single run is one of one arm.
+    """The comparison; a single run is one of one arm.
 
     Raises:
         InputError: a record of another kind, or with invalid contents.
     """
     if record.kind != "train":
-        found = Comparison.of(record)
-        if "compare" not in record.config:  # during training
-            return found
-        settings = build(CompareSettings, record.config["compare"], strict=False)
-        claim = record.config.get("claim")
-        registration = None if claim is None else build(Registration, claim, strict=False)
-        return replace(found, **vars(compared(settings, found.runs, guess_rate=found.guess_rate, claim=registration)))
+        return Comparison.of(record)
     trained = run_of(record)
     arm = record.config.get("model", {}).get("attention_type") or "model"
     run = ComparedRun(arm=arm, **vars(trained))

@@ -233,7 +233,7 @@ def _text_in(unit: str, value: float | None) -> str:
     """A value, or a difference of two, in the unit of its row; shares count in points."""
     if unit == "points" and value is not None:
         return f"{100 * value:.1f}"
-    return format_value(value, "percent" if unit in ("share", "fraction") else "number")  # units of older records
+    return format_value(value, "number")
 
 
 def runs_table(found: Comparison) -> Table | None:

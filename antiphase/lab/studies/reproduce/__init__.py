@@ -126,12 +126,12 @@ class Judgement:
     """``agrees``, ``disagrees`` or ``cannot tell``."""
     reason: str = ""
     pairs: int | None = None
-    """None: nothing was measured, or in an older record."""
+    """None: nothing was measured."""
     softmax: float | None = None
     """Mean over seeds."""
     differential: float | None = None
     values: dict[str, list[float | None]] | None = None
-    """Arm to one for each seed; older records keep none."""
+    """Arm to one for each seed."""
     difference: float | None = None
     """Mean of differential minus softmax; None where models either learned or did not."""
     interval: list[float] | None = None

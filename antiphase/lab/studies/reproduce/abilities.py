@@ -23,7 +23,6 @@ from antiphase.lab.studies.reproduce.readings import (
     Found,
     OfModel,
     Series,
-    by_task,
     cells_of_allocation,
     compared,
     flips,
@@ -186,8 +185,6 @@ def has_orders(found: Found) -> str | None:
         return "no orders were drawn"
     if statistics.fmean(_of_pairs(mean_of_orders(found)) or [0.0]) >= CEILING:
         return "the models are on the ceiling"
-    if any(by_task(model.result) is None for model in found.many_shot):
-        return "the records do not say how often answers flip between two orders"
     if asked < FEWEST_IN_ORDERS:
         return f"{asked} rows were asked in every order, {FEWEST_IN_ORDERS} are needed"
     if statistics.fmean(_of_pairs(flips(found)) or [0.0]) <= FLOOR_MARGIN:
@@ -206,8 +203,7 @@ def _of_pairs(series: Series) -> list[float]:
 
 def knows_gain(found: Found) -> str | None:
     """Whether windows were scored with little context too."""
-    tails = [model.result.tail for model in found.long_context]
-    if any(tail is None or tail.context_gain is None for tail in tails):
+    if any(model.result.tail is None for model in found.long_context):
         return "the records have no loss with little context, so the gain from context is not known"
     return None
 

@@ -200,15 +200,14 @@ def claim_of(preset: Preset, spread: float) -> Claim:
     return replace(found, details={"others": [one.name for one in CLAIMS if one is not primary]})
 
 
-def registered_claim(output: Path) -> Registration | None:
-    """What was claimed when the reproduction began; None: it began before claims were written down.
+def registered_claim(output: Path) -> Registration:
+    """What was claimed when the reproduction began.
 
     Raises:
         InputError: the file is not what it was then.
     """
-    known = read_json(output / REQUEST, "output", BROUGHT_BACK).get("claim")
-    found = registered(output) if known else None
-    if known and (found is None or found.sha256 != known):
+    found = registered(output)
+    if found is None or found.sha256 != read_json(output / REQUEST, "output", BROUGHT_BACK).get("claim"):
         raise InputError(f"--output {output}: {CLAIM_FILE} is not what it was when the reproduction began; restore it")
     return found
 

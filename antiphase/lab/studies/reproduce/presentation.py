@@ -14,8 +14,6 @@ from antiphase.lab.pages.tables import Column, Table, table_of
 from antiphase.lab.studies.reproduce import Judgement, Reproduction
 
 COLOURS = {"agrees": "#0072B2", "disagrees": "#D55E00", "cannot tell": "#6e7781"}
-OLDER = "#afb8c1"
-"""Of the words of older records."""
 
 
 def claims(record: Record) -> Table | None:
@@ -110,7 +108,7 @@ def claims_figure(record: Record) -> Figure | None:
     axes = figure.subplots()
     for place, row in enumerate(rows):
         scale = (-100 if row.lower_is_better else 100) / abs(row.softmax or 1.0)
-        colour = COLOURS.get(row.verdict, OLDER)
+        colour = COLOURS[row.verdict]
         if row.difference is not None:
             if row.interval is not None:
                 axes.plot([scale * end for end in row.interval], [place, place], color=colour, linewidth=2.5)
@@ -118,7 +116,7 @@ def claims_figure(record: Record) -> Figure | None:
         seeds = [scale * value for value in row.differences or []]
         axes.plot(seeds, [place + 0.25] * len(seeds), ".", color=colour, markersize=4, alpha=0.7)
     for word in dict.fromkeys(row.verdict for row in rows):
-        axes.plot([], [], "o-", color=COLOURS.get(word, OLDER), label=word)
+        axes.plot([], [], "o-", color=COLOURS[word], label=word)
     axes.axvline(0, color="#333333", linewidth=1.2)
     axes.set_yticks(range(len(rows)), [row.claim for row in rows])
     axes.invert_yaxis()

@@ -113,7 +113,7 @@ def run_part(record: Record, name: str, kind: type[Part]) -> Part:
         InputError: the record holds something else.
     """
     run = record.config.get("run")
-    return build(kind, run.get(name) if isinstance(run, dict) else None, f"config.run.{name}", strict=False)
+    return build(kind, run.get(name) if isinstance(run, dict) else None, f"config.run.{name}")
 
 
 class Floor(NamedTuple):
@@ -305,7 +305,7 @@ def mean_of_orders(found: Found) -> Series:
 
 
 def flips(found: Found) -> Series:
-    """Flips between two orders divided by chance's, all tasks together; None where orders lack them."""
+    """Flips between two orders divided by chance's, all tasks together; None where no orders were drawn."""
 
     def read(result: ManyShot) -> float | None:
         table = by_task(result)
@@ -317,7 +317,7 @@ def flips(found: Found) -> Series:
 def by_task(result: ManyShot) -> numpy.ndarray[Any, Any] | None:
     """(tasks, 2): flips between two orders and accuracy, weighted so that their means are those of all answers."""
     tasks = in_orders(result)
-    if not tasks or any(orders.pair_flips is None for _, orders in tasks):
+    if not tasks:
         return None
     sizes = numpy.array([task.samples for task, _ in tasks], dtype=float)
     rows = numpy.array([[orders.pair_flips, orders.mean_accuracy] for _, orders in tasks], dtype=float)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from antiphase.lab.measures.result import Result
 from antiphase.lab.settings.flags import flag
@@ -42,8 +42,8 @@ class TunedRun:
     passes: int | None
     """Step of the first evaluation above the threshold."""
     spikes: int | None = None
-    """Gradient norms far above those before them; older records have none."""
-    diverged: Divergence | None = None
+    """Gradient norms far above those before them; None: not counted."""
+    diverged: Divergence | None
     seconds: float | None
 
 
@@ -60,7 +60,7 @@ class Rate:
     loss_range: list[float] | None
     passed: int
     spikes: int | None = None
-    diverged: int | None = None
+    diverged: int
 
     def spread(self, measure: str) -> tuple[float, float, float] | None:
         """Median, smallest and largest ``loss`` or ``accuracy``."""
@@ -72,7 +72,7 @@ class Rate:
 class Tune(Result):
     """What ``antiphase tune`` finds."""
 
-    runs: list[TunedRun] = field(default_factory=list)
+    runs: list[TunedRun]
     rates: list[Rate]
     chosen: dict[str, float]
     """The best rate of each arm."""

@@ -137,6 +137,6 @@ def best_rate(arm: str, rates: Sequence[Rate], *, on_text: bool) -> float:
 
     def score(row: Rate) -> tuple[float, float, float]:
         accuracy, loss = row.accuracy or 0.0, -math.inf if row.loss is None else -row.loss
-        return -(row.diverged or 0), *((loss, accuracy) if on_text else (accuracy, loss))
+        return -row.diverged, *((loss, accuracy) if on_text else (accuracy, loss))
 
     return max((row for row in rates if row.arm == arm), key=score).learning_rate

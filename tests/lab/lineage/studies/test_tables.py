@@ -32,7 +32,7 @@ def dependency():
         for model in MODELS
     ]  # fmt: skip
     values = {"guess_rate": 0.5, "models": MODELS, "summary": rows, "rows": [], "runs": runs,
-              "trained_distances": [4, 24]}  # fmt: skip
+              "trained_distances": [4, 24], "shortcuts": []}  # fmt: skip
     return Record(kind="study-dependency", values=values, seeds=[0, 1])
 
 

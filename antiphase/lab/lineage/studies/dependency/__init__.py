@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from antiphase.base.errors import InputError
@@ -180,8 +180,7 @@ class Dependency(Result):
     summary: list[DistanceMean]
     rows: list[DistanceScore]
     runs: list[DependencyRun]
-    shortcuts: list[ShortcutScore] = field(default_factory=list)
-    """Empty in older records."""
+    shortcuts: list[ShortcutScore]
 
 
 RESULT = Dependency

@@ -36,13 +36,10 @@ def accuracies(record: Record) -> Table | None:
         "Per cent of verbs given the right number, by words between verb and subject; mean over "
         f"{len(record.seeds)} seed{'' if len(record.seeds) == 1 else 's'}; * was not in training. Guess: "
         f"{100 * found.guess_rate:g} %, untrained models {100 * min(untrained):.0f} to "
-        f"{100 * max(untrained):.0f} %."
+        f"{100 * max(untrained):.0f} %. In parentheses: what the number of one noun scores, or that of most nouns, "
+        "without regard to clauses. A seed has learned if it is more than half of the way from the best of them to "
+        "100 %."
     )
-    if found.shortcuts:
-        note += (
-            " In parentheses: what the number of one noun scores, or that of most nouns, without regard to clauses. A "
-            "seed has learned if it is more than half of the way from the best of them to 100 %."
-        )
     if any(row.learned for row in rows):
         note += " Where some seeds learned and others did not, a cell says how many did, in the place of a mean."
     return Table(title="Accuracy by dependency length", columns=columns, rows=cells, note=note, is_matrix=True)
@@ -155,7 +152,7 @@ def _of_seeds(found: Dependency, mean: DistanceMean, *, is_misled: bool) -> list
 
 
 def _best_shortcuts(found: Dependency, *, is_misled: bool) -> dict[int, float]:
-    """The highest score by distance of what needs no clauses; empty for older records."""
+    """The highest score by distance of what needs no clauses."""
     best: dict[int, float] = {}
     for row in found.shortcuts:
         score = row.misled if is_misled else row.accuracy
@@ -172,17 +169,14 @@ def trained_rows(found: Dependency) -> list[DistanceMean]:
 def _caption(record: Record) -> str:
     found = Dependency.of(record)
     kind = trained_rows(found)[0].interval_is
-    shortcuts = (
-        "The widely dotted line is the best of the shortcuts in the table, which need no clauses. " if found.shortcuts
-        else ""
-    )  # fmt: skip
     return (
         "Filled marks are lengths of the training sentences, hollow ones were only tested; bars are 95 % intervals "
-        f"({kind}). Where some seeds learned and others did not, small marks are single seeds. {shortcuts}"
-        "Sentences come in pairs that differ in the subject's number alone: what does not reach the subject is right "
-        "in half of them. At a length left out between trained ones, no noun so far back was ever the subject in "
-        "training: a model that knows places and not clauses looks past it. On the right are the sentences in which "
-        "the noun nearest to the verb has the other number."
+        f"({kind}). Where some seeds learned and others did not, small marks are single seeds. The widely dotted "
+        "line is the best of the shortcuts in the table, which need no clauses. Sentences come in pairs that differ "
+        "in the subject's number alone: what does not reach the subject is right in half of them. At a length left "
+        "out between trained ones, no noun so far back was ever the subject in training: a model that knows places "
+        "and not clauses looks past it. On the right are the sentences in which the noun nearest to the verb has "
+        "the other number."
     )
 
 

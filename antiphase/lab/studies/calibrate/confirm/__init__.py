@@ -105,8 +105,8 @@ class Acting:
 class Confirm(Result):
     """What ``antiphase calibrate confirm`` finds."""
 
-    claim: Registration | None = None
-    """What was written down before; older records have it in another form."""
+    claim: Registration
+    """What was written down before."""
     dtype: str
     tasks: list[Standing]
     """Without calibration, on the samples that judge."""
@@ -120,7 +120,7 @@ class Confirm(Result):
     all_heads: int
     """How many the searched layers have."""
     acting: list[Acting] = field(default_factory=list)
-    """How often calibration has something to change, by task; older records do not tell."""
+    """How often calibration has something to change, by task; empty: not counted."""
     primary: Outcome
     secondary: list[Outcome]
     measures: dict[str, Measures]
