@@ -33,7 +33,7 @@ from antiphase.base.folders.contents import check_loaded
 from antiphase.base.records import DEQUANTIZED
 from antiphase.lab.scoring.probes import is_causal
 from antiphase.lab.settings.presets import RunSettings, kept_run
-from antiphase.lab.text.tokenization import note_training, openings
+from antiphase.lab.text.tokenization import openings
 from antiphase.models.sources.models import ORIGIN, origin_of, read_config, read_model
 from antiphase.models.sources.tokenizers import check_fixed, load_tokenizer
 
@@ -95,8 +95,6 @@ def load_model(
     check_loaded(name, "model")
     settings = Path(name) / "run.yaml"
     run = kept_run(settings, field="model") if settings.is_file() else None
-    if run is not None:
-        note_training(tokenizer)  # the files of earlier runs do not say so
     placed = model if device_map is not None else model.to(device)
     loaded = LoadedModel(name=name, model=placed.eval(), tokenizer=tokenizer, settings=run)
     if with_head and not is_causal(loaded.model):

@@ -279,6 +279,8 @@ def symbol_tokenizer(language: SymbolLanguage) -> PreTrainedTokenizerFast:
     vocabulary = {word: index for index, word in enumerate(language.words)}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=pad))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, pad_token=pad, eos_token=end, bos_token=end, padding_side="left"
     )
+    note_training(tokenizer)
+    return tokenizer

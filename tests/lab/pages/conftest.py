@@ -129,7 +129,7 @@ def make_comparison(*, needles=None, seeds=3, tokens=40):
         "allocation": make_allocation(arms, list(range(seeds))),
         "attention_map": {
             "tokens": [words[index % len(words)] for index in range(tokens)],
-            "query": tokens - 1, "answer": [10, 11], "layers": 3,
+            "query": tokens - 1, "rows": list(range(tokens)), "answer": [10, 11], "layers": 3,
             "arrays": {arm: f"attention_map.{arm}" for arm in arms},
         },
         "comparison": [entry],

@@ -73,10 +73,10 @@ class Picture:
     """The sequence whose attention is drawn."""
 
     tokens: list[str] = field(default_factory=list)
-    query: int | None = None
+    query: int = 0
     """The last prompt position."""
-    rows: list[int] | None = None
-    """Query positions of the stored rows; None: the last ones."""
+    rows: list[int] = field(default_factory=list)
+    """Query positions of the stored rows."""
     answer: list[int] = field(default_factory=list)
     layers: int | None = None
     arrays: dict[str, str] = field(default_factory=dict)

@@ -32,7 +32,7 @@ from antiphase.lab.pages.plots import (
     visible,
 )
 from antiphase.lab.pages.tables import present
-from antiphase.lab.studies.compare import ComparedRun, Picture
+from antiphase.lab.studies.compare import ComparedRun
 from antiphase.lab.studies.compare.shown import shown
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def strongest_heads(record: Record) -> dict[str, HeadChoice]:
     picture = shown(record).attention_map
     choices = {}
     for arm, weights in attention_weights(record).items():
-        query = numpy.abs(weights[:, :, _query_row(picture, weights), :])  # (layers, heads, tokens)
+        query = numpy.abs(weights[:, :, picture.rows.index(picture.query), :])  # (layers, heads, tokens)
         on_answer = query[..., picture.answer].sum(-1)
         layer, head = numpy.unravel_index(int(on_answer.argmax()), on_answer.shape)
         weight, total = float(on_answer[layer, head]), float(query[layer, head].sum())
@@ -135,7 +135,7 @@ def attention_maps(record: Record) -> Figure | None:
     figure = Figure(figsize=(6.4 * len(maps) + 1, sum(ratios) + 2.6), layout="constrained")
     grid = figure.subplots(3, len(maps), squeeze=False, sharex="col", sharey="row", height_ratios=ratios)
     for column, (arm, pair) in enumerate(panels.items()):
-        choice, colour, row = choices[arm], arm_colour(arms, arm), _query_row(picture, maps[arm])
+        choice, colour, row = choices[arm], arm_colour(arms, arm), picture.rows.index(picture.query)
         titles = (f"layer {choice.layer}, head {choice.head}", "mean over all heads and layers")
         for axes, weights, title in zip(grid[::2, column], pair, titles, strict=True):
             axes.imshow(weights, cmap="RdBu_r", norm=norm, aspect="auto", interpolation="nearest")
@@ -143,7 +143,7 @@ def attention_maps(record: Record) -> Figure | None:
             _mark_answer(axes, answer, row, weights.shape)
             axes.grid(visible=False)
             axes.set_ylabel("query token" if column == 0 else "")
-            first = _row_numbers(picture, maps[arm])[0]
+            first = picture.rows[0]
             label_tokens(axes.yaxis, tokens[first:] if len(tokens) <= LABELLED_TOKENS else [], weights.shape[0], first)
         profile = grid[1, column]
         shades = [colour if token in answer else "#9a9a9a" for token in range(shape[1])]
@@ -193,20 +193,6 @@ def _curve(run: ComparedRun, key: str) -> dict[int, float]:
 
 def _seeds(number: int) -> str:
     return f"{number} seed{'' if number == 1 else 's'}"
-
-
-def _row_numbers(picture: Picture, weights: numpy.ndarray) -> list[int]:
-    """Query positions of the stored rows: all of them, those listed, or the last ones."""
-    stored, tokens = weights.shape[-2:]
-    listed = picture.rows
-    first = listed[0] if listed else tokens - stored
-    return list(listed) if listed and len(listed) == stored else list(range(first, first + stored))
-
-
-def _query_row(picture: Picture, weights: numpy.ndarray) -> int:
-    """Index, among the stored rows, of the last prompt position; the last row where it is not stored."""
-    numbers, query = _row_numbers(picture, weights), picture.query
-    return numbers.index(query) if query in numbers else len(numbers) - 1
 
 
 def _mark_answer(axes: Axes, answer: Sequence[int], row: int, shape: tuple[int, ...]) -> None:

@@ -148,11 +148,6 @@ class Judgement:
     floor: float | None = None
     """What a guess scores."""
 
-    def describe(self) -> dict[str, Any]:
-        """For a record; without numbers where nothing was measured."""
-        names = list(vars(self))
-        return {name: getattr(self, name) for name in (names if self.pairs else names[: names.index("pairs")])}
-
     def spoken(self, value: float | None, *, signed: bool = False) -> str:
         """A value with the claim's digits; shares in points."""
         if value is None:

@@ -144,11 +144,10 @@ def reproduce(
                 found[part] = work.run(part)
             elif kept := work.kept(part):
                 found[part] = kept
-        judged = judge_all(Found.of(found), missing, diverged=work.diverged)
         result = Reproduction(
             scale=settings.scale,
             parts={part: sorted(str(folder) for folder in work.folders[part]) for part in found},
-            claims=judged,
+            claims=judge_all(Found.of(found), missing, diverged=work.diverged),
             equal_loss=_equal_loss(found.get("scaling", [])),
             models=_trained(found["compare"][0]),
             unjudged=UNJUDGED,
@@ -156,7 +155,7 @@ def reproduce(
         sizes = asdict(SCALES[settings.scale])
         record = Record(
             kind="reproduce",
-            values=finite(vars(result) | {"claims": [one.describe() for one in judged]}),
+            values=finite(result),
             config=finite({**settings.kept(), "sizes": sizes, "run": preset.run, "claim": claim}),
             seeds=list(preset.compare.seeds),
             seconds=time.perf_counter() - started,

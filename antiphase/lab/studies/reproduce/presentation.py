@@ -8,9 +8,11 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from antiphase.base.records import Record
+from antiphase.base.typed import build
 from antiphase.lab.pages.plots import STYLE
 from antiphase.lab.pages.presentation import Drawing, Presentation
 from antiphase.lab.pages.tables import Column, Table, table_of
+from antiphase.lab.studies.claims import Registration
 from antiphase.lab.studies.reproduce import Judgement, Reproduction
 
 COLOURS = {"agrees": "#0072B2", "disagrees": "#D55E00", "cannot tell": "#6e7781"}
@@ -27,16 +29,14 @@ def claims(record: Record) -> Table | None:
     ]  # fmt: skip
     columns = [Column("Claim"), Column("Softmax → differential"), Column("Difference, 95 %"), Column("n", "integer"),
                Column("MDE"), Column("The paper's effect"), Column("Verdict")]  # fmt: skip
-    claim = record.config.get("claim") or {}
-    primary = claim.get("contrast")
-    asked = f"The primary contrast, {primary}, was written down before the run" if primary else "No claim was written"
-    planned = claim.get("detectable")
+    claim = build(Registration, record.config.get("claim"), "config.claim")
+    planned = "" if claim.detectable is None else f" (MDE {claim.detectable:.3f})"
     note = (
-        f"{asked}{'' if planned is None else f' (MDE {planned:.3f})'}; the others stand beside it. Means over n paired "
-        "seeds with Student's interval; where models either learned or did not, the seeds that learned. MDE: the "
-        "difference that is seen with a power of 80 %. A claim agrees where the interval excludes 0 on its side, and "
-        "disagrees where it excludes 0 on the other, or does not reach the paper's effect (its smallest number) "
-        "although the MDE is no larger."
+        f"The primary contrast, {claim.contrast}, was written down before the run{planned}; the others stand beside "
+        "it. Means over n paired seeds with Student's interval; where models either learned or did not, the seeds "
+        "that learned. MDE: the difference that is seen with a power of 80 %. A claim agrees where the interval "
+        "excludes 0 on its side, and disagrees where it excludes 0 on the other, or does not reach the paper's "
+        "effect (its smallest number) although the MDE is no larger."
     )
     return table_of("The paper's claims", columns, rows, note)
 
