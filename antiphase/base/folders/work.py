@@ -84,10 +84,7 @@ class Resumable:
         Raises:
             InputError: other settings differ; the message names them.
         """
-        both = {**before, **now}
-        changed = [name for name in both if before.get(name) != now.get(name) and name not in free]
-        # a switch that one of the two does not have is off
-        changed = [name for name in changed if name in before.keys() & now.keys() or both[name] is not False]
+        changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in free]
         moved = {name for name in changed if name.endswith(START_SETTING) and before.get(name) and now.get(name)}
         if names := ", ".join(name for name in changed if name not in moved):
             raise refused(output, *f" {self.other.format(names=names)}".split("; ", 1))
