@@ -210,7 +210,7 @@ def test_apply_compares_the_model_with_the_plan_and_without(antiphase, tmp_path,
 
     def scored(model, tasks, *, stepwise, where):
         values = {name: [0.75 if inside else 0.25] * len(task.samples) for name, task in tasks.items()}
-        return {"metric": values, "log_probability": values}
+        return {"metric": values, "log_probability": values, "labels": {}, "content_free": {}}
 
     monkeypatch.setattr(applying, "calibrated", calibrated)
     monkeypatch.setattr(applying, "scored", scored)
