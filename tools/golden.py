@@ -92,7 +92,7 @@ def helps() -> str:
     text = ""
     paths = [[], *([name] for name in whole.commands)]
     for path in paths:  # grows by the commands of groups
-        command = whole.get_command(None, path[0]) if path else None
+        command: Any = whole.get_command(None, path[0]) if path else None
         if len(path) == 1 and hasattr(command, "commands"):
             paths += [[*path, name] for name in command.commands]
         printed = CliRunner().invoke(app, [*path, "--help"], prog_name="antiphase", env=PLAIN).output

@@ -56,8 +56,8 @@ def short() -> list[list[str]]:
         ("V1 / softmax", "decode", "bfloat16", "V1", "softmax"),
     )
     found = [[RATIO_HEAD, *(f"N = {length:,}" for length in LENGTHS)]]
-    for words, task, dtype, *pair in rows:
-        cells = [ratio(task, dtype, length, *pair) for length in LENGTHS]
+    for words, task, dtype, subject, baseline in rows:
+        cells = [ratio(task, dtype, length, subject, baseline) for length in LENGTHS]
         found.append([f"{words}, {task}, {SHORT[dtype]}", *cells])
     return found
 
