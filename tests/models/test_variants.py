@@ -162,7 +162,7 @@ def test_negative_weights_of_one_map_are_shown_and_not_measured(tiny_model):
 
 @pytest.mark.parametrize("kind", ["softmax_one", "softpick", "cog", "exclusive"])
 def test_a_rival_is_no_other_model_and_none_turns_into_v2(tiny_model, kind):
-    for to, said in (("llama", "--to llama takes softmax models"), ("diffllama", "--to diffllama takes differential")):
+    for to, said in (("llama", "to llama takes softmax models"), ("diffllama", "to diffllama takes differential")):
         with pytest.raises(InputError, match=f"{said}.* has {kind} attention"):
             convert_model(tiny_model(kind), to=to)
     with pytest.raises(InputError, match=f"has {kind} attention"):

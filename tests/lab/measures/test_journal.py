@@ -53,7 +53,7 @@ def test_a_damaged_line_is_refused(tmp_path):
                 assert [{name: line[name] for name in given} for line in found] in ([], [given])
     assert refused > 2.5 * len(whole)
     path.write_text(json.dumps(given) + "\n")
-    with pytest.raises(InputError, match=r"line 1, is damaged; remove it, and --resume computes it again"):
+    with pytest.raises(InputError, match=r"line 1, is damaged; remove it, and resume computes it again"):
         read_lines(path, "key", "rows")
 
 
