@@ -172,6 +172,7 @@ def test_equal_classes_alternate(task):
     assert set(labels[:3]) == set(LABELS)
 
 
+@pytest.mark.slow  # asks for many prompts
 @pytest.mark.parametrize("counts", [{"red": 2, "blue": 9, "green": 9}, {"red": 9, "blue": 1, "green": 3}])
 def test_unequal_classes_are_spread_evenly(counts, task):
     labels = alternated(task, counts)

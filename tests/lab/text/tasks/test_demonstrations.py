@@ -88,6 +88,7 @@ def test_clinc_shows_its_train_split(shared, tmp_path, tokenizer):
     assert all(", train, entry" in row.place for row in task.examples(100))
 
 
+@pytest.mark.slow  # every task is tried in a process of its own
 def test_rows_that_are_not_kept_are_neither_asked_nor_shown(tmp_path, tokenizer):
     (tmp_path / "s5").write_text("2 so so\n4 wow\n1 no\n0 never\n3 yes\n2 well\n")
     tree = {"template": "stsa-binary", "data": "s5"}
