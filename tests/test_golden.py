@@ -21,7 +21,7 @@ def test_help_is_the_golden_one(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [pytest.param(SHORT, marks=pytest.mark.essential), None], ids=["short", "all"])
+@pytest.mark.parametrize("names", [SHORT, None], ids=["short", "all"])
 def test_records_and_files_have_the_golden_form(tmp_path, names):
     names = names or tuple(RUNS)
     command = [sys.executable, "-m", "tools.golden", "write", tmp_path, "--only", "records", "--names", *names]
