@@ -32,8 +32,8 @@ IMPORTED = (
     "transformers.models.llama.modeling_llama", "transformers.models.diffllama.modeling_diffllama",
 )  # fmt: skip
 """Imported once, before any process is forked."""
-LONGEST = 300
-"""Seconds that a process may take."""
+LONGEST, EACH = 300, 30
+"""Seconds that a process may take: at least, and for each selection."""
 LOG = "log.txt"
 """What a process says, beside the copy."""
 
@@ -165,10 +165,11 @@ def run(copy: Path, selections: Sequence[str], *, is_compiled: bool) -> list[tup
     arguments = (str(copy), selections, is_compiled, str(copy.parent / LOG), results)
     process = context.Process(target=in_copy, args=arguments)
     process.start()
-    process.join(LONGEST)
+    longest = max(LONGEST, EACH * len(selections))
+    process.join(longest)
     if process.is_alive():
         process.kill()
-        raise CampaignError(f"{selections} did not end within {LONGEST} seconds:\n{last_words(copy)}")
+        raise CampaignError(f"{selections} did not end within {longest} seconds:\n{last_words(copy)}")
     found = []
     while not results.empty():
         found.append(results.get())
