@@ -214,9 +214,10 @@ def departures(known: Results) -> list[Effect]:
 
 EFFECTS: dict[str, Callable[[Results], list[Effect]]] = {
     "factorial": lambda known: [
-        *known.simple_effects("attention"), *known.simple_effects("start"), *known.interactions(),
+        *known.simple_effects("attention"), *known.simple_effects("head norm"), *known.simple_effects("start"),
+        *known.interactions(),
     ],
-    "outputs": lambda known: known.simple_effects("outputs"),
+    "outputs": lambda known: [*known.simple_effects("attention"), *known.simple_effects("outputs")],
     "norm-weight": Results.main_effects,
     "norm-weight-start-0.02": Results.main_effects,
     "lambda": Results.main_effects,
