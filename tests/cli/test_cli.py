@@ -341,7 +341,8 @@ def test_only_a_softmax_model_is_upcycled(antiphase, refused, tiny):
     refused("MODEL differential is not a softmax model", "upcycle differential --output new")
     refused("--seeds must not hold 0: softmax was trained on", "upcycle softmax --output new --seeds 0,1")
     refused("exists and holds no study", "upcycle softmax --output differential")
-    refused("hidden_size is 16, this run's is 32", "upcycle softmax --output new --set model.hidden_size=32")
+    said = r"--set cannot change MODEL softmax: model.hidden_size=32 \(it has 16\); leave them out"
+    refused(said, "upcycle softmax --output new --set model.hidden_size=32")
 
 
 def test_model_of_another_family_needs_text_and_takes_it(antiphase, refused, tmp_path, foreign_model, text):
