@@ -1,4 +1,4 @@
-"""What the site has beside its pages: the records that they link to, and formulas as MathML, which browsers draw.
+"""What the site has beside its pages: the README as its first page, the records, formulas as MathML, which browsers draw.
 
 Only ``mathematics.md`` has formulas: ``$…$`` in a line, and ``$$`` on lines of their own around a block.
 """
@@ -26,7 +26,14 @@ def on_files(files: Any, config: Any) -> Any:
     for path in sorted(Path(RECORDS).rglob("*")):
         if path.is_file():
             files.append(File(path.as_posix(), ".", config.site_dir, use_directory_urls=False))
+    files.append(File.generated(config, "index.md", content=first_page()))
     return files
+
+
+def first_page() -> str:
+    """The README with its links seen from ``docs``; what lies outside of the site is named without a link."""
+    text = Path("README.md").read_text(encoding="utf-8").replace("](docs/", "](")
+    return re.sub(r"\[([^\]]+)\]\([A-Z]+\.md\)", r"\1", text)
 
 
 def on_page_markdown(markdown: str, page: Any, **context: Any) -> str:

@@ -1,4 +1,4 @@
-"""Tables of ``docs/reliability.md`` from ``attack.json`` and ``soak.json``; ``page_tables.py`` writes them."""
+"""Tables of ``docs/reliability.md`` from ``attack.json``; ``page_tables.py`` writes them."""
 
 from __future__ import annotations
 
@@ -44,28 +44,6 @@ def targets() -> Rows:
                 counts[2] += row["lost"]
     rows = [["command", "stops", "disk faults", "lost"]]
     return rows + [[f"`{name}`", *(f"{count:,}" for count in counts)] for name, counts in found.items()]
-
-
-def readers() -> Rows:
-    """Damaged inputs of each reader."""
-    rows = [["reader", "tries", "refused", "read", "wrong"]]
-    for row in _attack()["inputs"]["rows"]:
-        read = row["tries"] - row["refused"] - len(row["wrong"])
-        rows.append(
-            [row["reader"], *(f"{count:,}" for count in (row["tries"], row["refused"], read, len(row["wrong"])))]
-        )
-    return rows
-
-
-def soak() -> Rows:
-    """What the long run held at its beginning and end."""
-    found = Record.load(RECORDS / "soak.json")
-    rows = [["after", "memory, MiB", "open files", "steps"]]
-    points = found.values["points"]
-    for point in (points[len(points) // 5], points[len(points) // 2], points[-1]):
-        words = f"{point['seconds'] / 60:.0f} minutes"
-        rows.append([words, f"{point['memory']:,.0f}", f"{point['files']:,}", f"{point['step']:,}"])
-    return rows
 
 
 def _attack() -> dict[str, Any]:

@@ -121,7 +121,7 @@ CONTROLS = {"softmax-norm": "softmax with a head norm", "softmax-6e-3": "softmax
 
 def controls() -> list[list[str]]:
     """Held-out loss of further softmax models of the same seeds and batches, and how they and V1 differ."""
-    losses = _pair_losses()
+    losses = pair_losses()
     blocks, seeds = Blocks.of(losses), Record.load(RECORDS / "pairs/compare.json").seeds
     found = [["held-out loss, nats per token", *(f"seed {seed}" for seed in seeds), "mean",
               "minus softmax (95 %)", "V1 minus it (95 %)"]]  # fmt: skip
@@ -132,7 +132,7 @@ def controls() -> list[list[str]]:
     return found
 
 
-def _pair_losses() -> dict[str, list[float]]:
+def pair_losses() -> dict[str, list[float]]:
     """Held-out loss by seed of all models of 34M parameters, which share seeds and batches."""
     return {
         arm: values["values"]

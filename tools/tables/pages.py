@@ -25,8 +25,7 @@ from antiphase.lab.lineage.studies.throughput.presentation import speed_ratios
 from antiphase.lab.pages.benchmarks import ratio_text
 from antiphase.lab.pages.tables import Table
 from antiphase.lab.studies.compare.shown import shown
-from antiphase.lab.studies.compare.tables import headline
-from antiphase.lab.studies.reproduce.presentation import claims, published
+from antiphase.lab.studies.reproduce.presentation import claims
 from antiphase.lab.studies.tune import Tune
 from antiphase.lab.studies.tune.presentation import end_of, threshold_of
 from experiments import programme
@@ -278,26 +277,6 @@ def demo_at_a_glance() -> list[list[str]]:
     ]  # fmt: skip
 
 
-def demo(name: str) -> list[list[str]]:
-    """The main results of the demo, and where its models attend; each row describes its number."""
-    found = shown(record(name))
-    head, *rows = of_report(name, lambda record: headline(shown(record)))
-    for state in (True, False):
-        for words, value in (
-            ("attention on the answer, share of Σ|A|", lambda row: row.spans["answer"].share),
-            ("answer ÷ noise, by share", lambda row: row.answer_to_noise.share),
-        ):
-            cells = []
-            for arm in found.arms:
-                values = [
-                    value(row) for row in found.allocation if row.is_last and (row.arm, row.trained) == (arm, state)
-                ]  # fmt: skip
-                mean = statistics.fmean(values)
-                cells.append(f"{mean:.2f}" if "noise" in words else percent(mean))
-            rows.append([f"{words}{'' if state else ', untrained'}, mean over layers and seeds", *cells])
-    return [["", *head[1:]], *rows]
-
-
 def of_report(name: str, make: Callable[[Record], Table | None]) -> list[list[str]]:
     """A table of a record's report."""
     made = make(record(name))
@@ -319,6 +298,8 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "suites": suites_tables.counts,
     "zoo": zoo_tables.counts,
     "zoo-exceptions": zoo_tables.exceptions,
+    "families": zoo_tables.families,
+    "families-short": lambda: zoo_tables.families(short=True),
     "operator-short": operator_tables.short,
     "memory": operator_tables.memory,
     "models-short": short_models,
@@ -339,21 +320,17 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "throughput": lambda: of_report("throughput", speed_ratios),
     "gradients": lambda: of_report("gradients", gradient_ratios),
     "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),
-    "demo": lambda: demo("demo"),
     "demo-short": demo_at_a_glance,
     "demo-layers": layer_tables.demo_layers,
     "lambdas": layer_tables.lambdas,
     "tiny-learning-rates-today": lambda: learning_rates("reproduce-tiny-rates"),
     "tiny-learning-rates-longer": lambda: learning_rates("reproduce-tiny-longer"),
     "claims": lambda: of_report("reproduce/reproduce", claims),
-    "claims-beside": lambda: of_report("reproduce/reproduce", published),
     "pairs-by-seed": reproduction_tables.pairs_by_seed,
     **evidence_tables.TABLES,
     **programme.on_pages(),
     "attack": attack_tables.parts,
     "targets": attack_tables.targets,
-    "readers": attack_tables.readers,
-    "soak": attack_tables.soak,
     "sharded-step": cluster_tables.sharded_step,
     "text-memory": cluster_tables.text_memory,
     "real-model-sinks": real_model_tables.sinks,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.base.records import Record
+from antiphase.models.source_formats import ARCHITECTURES
 
 RECORDS = Path(__file__).resolve().parents[2] / "records"
 FAMILIES = {"causal": "causal", "encoder": "encoders", "encoder-decoder": "encoder–decoders"}
@@ -21,6 +22,32 @@ CELLS = {
 }  # fmt: skip
 SHOWN = {"attention": "attention", "no_leak": "attention", "padding": "unequal lengths", "chunks": "long texts"}
 """Short names of cells whose own would not be understood."""
+WELL_KNOWN = {
+    "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma",
+    "gpt_neox": "GPT-NeoX (Pythia)", "diffllama": "DiffLlama", "qwen3_5": "Qwen3.5", "qwen3_moe": "Qwen3-MoE",
+    "gemma3_text": "Gemma 3", "phi3": "Phi-3", "olmo2": "OLMo 2", "smollm3": "SmolLM3", "mixtral": "Mixtral",
+    "deepseek_v3": "DeepSeek-V3", "glm4": "GLM-4", "granite": "Granite", "cohere2": "Cohere 2", "gpt2": "GPT-2",
+    "opt": "OPT", "jamba": "Jamba", "gpt_oss": "gpt-oss", "gemma2": "Gemma 2", "deepseek_v32": "DeepSeek-V3.2",
+    "falcon": "Falcon", "bloom": "BLOOM", "mpt": "MPT", "mamba": "Mamba", "bert": "BERT", "roberta": "RoBERTa",
+    "modernbert": "ModernBERT", "distilbert": "DistilBERT", "electra": "ELECTRA", "deberta-v2": "DeBERTa v2 and v3",
+    "bart": "BART", "marian": "Marian", "t5": "T5",
+}  # fmt: skip
+"""Architectures in the short table, in its order, by their names in transformers."""
+NO_ATTENTION, OWN_CODE = "has no attention", "attention in code of its own"
+REASONS = {
+    "softcap": "caps its attention logits",
+    "indices": "picks keys by an index",
+    "position_bias": "adds a bias to its scores",
+    "s_aux": "has learned sinks",
+    "same layer numbers": "encoder and decoder number layers alike",
+    "no eager attention function": NO_ATTENTION,
+    "transformers' attention interface": OWN_CODE,
+    "in code of their own": OWN_CODE,
+    "mean nothing": "logits depend on later tokens",
+    "not the text's own tokens": "has keys that are no tokens",
+    "additive biases": "has an additive mask",
+    "more than once in a forward pass": "attends twice in a layer",
+}
 STATES = ("equal", "refused", "listed")
 """From best to worst; any other state is worse."""
 
@@ -37,6 +64,27 @@ def counts() -> list[list[str]]:
     return rows
 
 
+def families(*, short: bool = False) -> list[list[str]]:
+    """What well-known architectures serve: those that have the same answers, in a row each."""
+    head = ["model", "look, probe", "calibrate", "evaluate", "convert", "fast attention", "why not"]
+    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    found = {row["name"]: row["cells"] for row in _rows()}
+    for name, title in WELL_KNOWN.items():
+        answers = _answers(name, found[name])
+        groups[answers[:4] if short else answers].append(title)
+    return [head[:5] if short else head, *([", ".join(names), *answers] for answers, names in groups.items())]
+
+
+def _answers(name: str, cells: dict[str, dict[str, dict[str, Any]]]) -> tuple[str, ...]:
+    equal = {cell: _worst(by_dtype) == "equal" for cell, by_dtype in cells.items()}
+    why = " ".join(found.get("why", "") for by_dtype in cells.values() for found in by_dtype.values())
+    reason = next((short for words, short in REASONS.items() if words in why), "")
+    texts = [equal[cell] for cell in ("padding", "chunks", "options") if cell in cells]
+    fast = equal["attention"] and reason not in (OWN_CODE, NO_ATTENTION)
+    asked = (equal["statistics"], equal["calibration"], all(texts) if texts else None, name in ARCHITECTURES, fast)
+    return (*("–" if answer is None else "yes" if answer else "no" for answer in asked), reason)
+
+
 def exceptions() -> list[list[str]]:
     """Which architectures a measurement does not serve, by the reason."""
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -44,13 +92,18 @@ def exceptions() -> list[list[str]]:
         cells: dict[str, list[str]] = defaultdict(list)
         for cell, by_dtype in row["cells"].items():
             for why in {found.get("why", found["state"]) for found in by_dtype.values() if found["state"] != "equal"}:
-                cells[why.rstrip(".")].append(cell)
+                cells[_short(why)].append(cell)
         for why, where in cells.items():
             shown = ", ".join(dict.fromkeys(SHOWN.get(cell, cell) for cell in where))
             names[why, "everything" if len(where) == len(row["cells"]) else shown].append(row["name"])
     rows = [["reason", "what it affects", "architectures"]]
     ordered = sorted(names.items(), key=lambda item: (-len(item[1]), item[0]))
     return rows + [[why, where, ", ".join(sorted(set(found)))] for (why, where), found in ordered]
+
+
+def _short(why: str) -> str:
+    """The reason in a few words, where the sentence is a common one."""
+    return next((short for words, short in REASONS.items() if words in why), why.rstrip(".").removeprefix("… "))
 
 
 def _rows() -> list[dict[str, Any]]:
