@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from antiphase.lab.lineage.models.configs import SequenceToSequenceConfig as SequenceToSequenceConfig
     from antiphase.lab.lineage.models.configs import VanillaConfig as VanillaConfig
     from antiphase.lab.lineage.models.word_vectors import set_word_vectors as set_word_vectors
+    from antiphase.lab.measures.look.maps import Maps as Maps
+    from antiphase.lab.measures.look.maps import look as look
     from antiphase.layers.drop_in import DifferentialAttention as DifferentialAttention
     from antiphase.layers.drop_in import DifferentialAttentionV2 as DifferentialAttentionV2
     from antiphase.models.configuration import AntiphaseConfig as AntiphaseConfig
@@ -50,6 +52,8 @@ _HOME = {
     "DifferentialAttention": "antiphase.layers.drop_in",
     "DifferentialAttentionV2": "antiphase.layers.drop_in",
     "differential_config": "antiphase.models.differential_configs",
+    "look": "antiphase.lab.measures.look.maps",
+    "Maps": "antiphase.lab.measures.look.maps",
     "attention_statistics": "antiphase.attention.statistics",
     "AttentionStatistics": "antiphase.attention.statistics",
     "CalibrationPlan": "antiphase.calibration.plan",

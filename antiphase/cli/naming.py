@@ -6,7 +6,7 @@ import re
 
 ARGUMENTS = frozenset({"model", "run", "source", "target"})
 """Fields that are positional arguments."""
-OTHERS = {"settings": "--set", "as_json": "--json"}
+OTHERS = {"settings": "--set", "as_json": "--json", "text_target": "--target"}
 """Flags that are not called as their fields are."""
 
 

@@ -121,7 +121,7 @@ def _showing(runs: Sequence[Path]) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        if isinstance(error, InputError) and str(error).startswith("--"):
+        if isinstance(error, InputError) and error.field in ("output", "figures"):
             raise
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
         raise InputError(

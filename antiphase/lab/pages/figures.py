@@ -15,6 +15,13 @@ from antiphase.lab.pages.plots import STYLE
 from antiphase.lab.pages.summary import presentation_of
 
 
+class NotebookFigure(Figure):
+    """A figure that a notebook shows, although pyplot has not made it."""
+
+    def _repr_png_(self) -> bytes:
+        return figure_bytes(self, "png")
+
+
 def figures_of(record: Record) -> dict[str, Figure]:
     """All figures of a record by the name of their file, in the order of the page."""
     drawings = presentation_of(record.kind).figures
@@ -37,7 +44,9 @@ def save_figures(record: Record, folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--figures {folder} cannot be made ({error.strerror}); choose another folder") from None
+        raise InputError(
+            f" cannot be made ({error.strerror})", "choose another folder", field="figures", path=folder
+        ) from None
     paths = []
     for name, figure in figures_of(record).items():
         paths.append(folder / f"{name}.png")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -83,10 +84,11 @@ def check_page(output: Path) -> None:
     Raises:
         InputError: ``output`` is not the name of a page.
     """
+    refused = partial(InputError, field="output", path=output)
     if output.is_dir():
-        raise InputError(f"--output {output} is a folder; name a file, for example {output / 'report.html'}")
+        raise refused(" is a folder", f"name a file, for example {output / 'report.html'}")
     if output.suffix not in (".html", ".htm"):
-        raise InputError(f"--output {output} must end in .html, so that it cannot overwrite a record or another file")
+        raise refused(" must end in .html, so that it cannot overwrite a record or another file")
 
 
 def write_page(text: str, output: Path) -> Path:
@@ -100,7 +102,9 @@ def write_page(text: str, output: Path) -> Path:
         remove_leftovers(output)
         write_atomically(output, text.encode("utf-8", errors="replace"))  # a token may be half a character
     except OSError as error:
-        raise InputError(f"--output {output} cannot be written ({error.strerror}); choose another file") from None
+        raise InputError(
+            f" cannot be written ({error.strerror})", "choose another file", field="output", path=output
+        ) from None
     return output
 
 

@@ -60,13 +60,13 @@ class LoadedModel:
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
-    """Wrap a model that is already loaded, under the name from which it was loaded.
+    """Wrap a model that is already loaded, under the name from which it was loaded, or that of its class.
 
     Raises:
         InputError: the tokenizer draws tokens at random.
     """
     check_fixed(tokenizer, "tokenizer")
-    return LoadedModel(model.config.name_or_path or "model", model, tokenizer, None)
+    return LoadedModel(model.config.name_or_path or type(model).__name__, model, tokenizer, None)
 
 
 def load_model(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, named
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import LoadingSettings
 from antiphase.lab.settings.flags import argument, flag
@@ -37,16 +38,29 @@ class LookSettings(LoadingSettings):
             raise InputError(
                 f"--text and --text-file are {'missing' if self.text is None else 'both given'}; give one of them"
             )
-        for name, text in (("--text", self.text), ("--target", self.target)):
-            if text is not None and not text.strip():
-                raise InputError(f"{name} is empty; give a sentence to look at")
-            if any("\ud800" <= letter <= "\udfff" for letter in text or ""):  # bytes from the shell that are not UTF-8
-                raise InputError(f"{name} is not valid Unicode; write it in UTF-8")
-        if not 1 <= self.length <= LONGEST:
-            raise InputError(
-                f"--length must lie between 1 and {LONGEST}, got {self.length}: maps grow with its square; for longer "
-                "texts use `antiphase probe`"
-            )
+        check_texts({"text": self.text, "text_target": self.target}, self.length)
+
+
+def check_texts(texts: Mapping[str, str | None], length: int) -> None:
+    """
+    Args:
+        texts: by the name of their fields.
+
+    Raises:
+        InputError: a text is empty or cannot be read, or the largest number of tokens is out of range.
+    """
+    for field, text in texts.items():
+        if text is not None and not isinstance(text, str):
+            raise InputError(f"{named(field)} must be one text, got {type(text).__name__}")
+        if text is not None and not text.strip():
+            raise InputError(f"{named(field)} is empty; give a sentence to look at")
+        if any("\ud800" <= letter <= "\udfff" for letter in text or ""):  # bytes from the shell that are not UTF-8
+            raise InputError(f"{named(field)} is not valid Unicode; write it in UTF-8")
+    if not 1 <= length <= LONGEST:
+        raise InputError(
+            f"{named('length')} must lie between 1 and {LONGEST}, got {length}: maps grow with its square; for longer "
+            "texts use `antiphase probe`"
+        )
 
 
 SETTINGS = LookSettings

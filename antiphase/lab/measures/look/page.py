@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import html
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
@@ -67,6 +68,14 @@ def look_page(records: Sequence[Record]) -> str:
         blobs=blobs | {"plotly": _plotly()},
         script=script,
         hashes=[_hash(script), _hash(get_plotlyjs())],
+    )
+
+
+def framed(page: str) -> str:
+    """A page within another, such as a notebook; nothing of it reaches the page around it."""
+    return (
+        f'<iframe srcdoc="{html.escape(page)}" sandbox="allow-scripts allow-downloads" title="Attention maps" '
+        'style="width: 100%; height: 56rem; border: 0"></iframe>'
     )
 
 

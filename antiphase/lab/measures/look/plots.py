@@ -8,15 +8,20 @@ from typing import Any
 
 import matplotlib
 import numpy
+from matplotlib import pyplot
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
+from matplotlib.colorbar import Colorbar
 from matplotlib.colors import FuncNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from antiphase.base.records import Record
 from antiphase.lab.measures.look import Look
 from antiphase.lab.measures.look.tables import LayerMaps, layers_of, mask_words, used_in
+from antiphase.lab.pages.figures import NotebookFigure
 from antiphase.lab.pages.plots import LABELLED_TOKENS, STYLE, label_tokens, signed_power, visible
 
 THUMBNAIL = 64
@@ -54,7 +59,7 @@ def every_head(record: Record) -> Figure | None:
     down, across = ("head", "layer") if is_deep else ("layer", "head")
     beside = 0.08 * (max(map(len, names[down])) - 1)
     height = 1.2 + (width - 1.1) * sheet.shape[0] / sheet.shape[1]
-    figure = Figure(figsize=(width + beside, height), layout="constrained")
+    figure = NotebookFigure(figsize=(width + beside, height), layout="constrained")
     axes = figure.subplots()
     axes.set_facecolor("#e4e7eb")
     axes.imshow(sheet, cmap=colours, norm=norm, interpolation="nearest", aspect="auto")
@@ -83,24 +88,49 @@ def one_head(record: Record) -> Figure | None:
         }  # fmt: skip
     names = _token_names(record)
     norm, colours = _scale(list(panels.values()))
-    rows, columns = layer.visible.shape
-    height = min(9.0, max(3.0, 5.2 * rows / columns))
-    figure = Figure(figsize=(5.4 * len(panels) + 1, height + 1.2), layout="constrained")
+    height = _height(layer.visible.shape)
+    figure = Figure(figsize=(5.4 * len(panels) + 1, height), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for axes, (title, weights) in zip(grid, panels.items(), strict=True):
-        axes.set_facecolor("#e4e7eb")
-        axes.imshow(
-            numpy.where(layer.visible, weights, numpy.nan), cmap=colours, norm=norm, aspect="auto",
-            interpolation="nearest",
-        )  # fmt: skip
+        shown = numpy.where(layer.visible, weights, numpy.nan)
+        draw_map(axes, shown, names[layer.queries], names[layer.keys], norm, colours)
         axes.set(title=f"layer {layer.name}, head {head}: {title}", xlabel="key token")
-        axes.grid(visible=False)
-        label_tokens(axes.xaxis, names[layer.keys] if columns <= LABELLED_TOKENS else [], columns, 0)
-        axes.tick_params(axis="x", labelrotation=90 if columns <= LABELLED_TOKENS else 0)
-        label_tokens(axes.yaxis, names[layer.queries] if rows <= LABELLED_TOKENS else [], rows, 0)
     grid[0].set_ylabel("query token")
     _colour_bar(figure, list(grid), norm, colours)
     return figure
+
+
+@matplotlib.rc_context(STYLE)
+def one_map(
+    weights: numpy.ndarray, title: str, queries: Sequence[str], keys: Sequence[str], axes: Axes | None = None
+) -> Axes:
+    """Draw a map (N, M), NaN where hidden, on ``axes`` or those of a new figure of pyplot, and its colour bar."""
+    if axes is None:
+        _, axes = pyplot.subplots(figsize=(6.4, _height(weights.shape)), layout="constrained")
+    image = draw_map(axes, weights, *([visible(text, 14) for text in side] for side in (queries, keys)),
+                     *_scale([numpy.nan_to_num(weights)]))  # fmt: skip
+    axes.set(title=title, xlabel="key token", ylabel="query token")
+    _label_scale(axes.figure.colorbar(image, ax=axes, label="weight"))
+    return axes
+
+
+def draw_map(
+    axes: Axes, weights: numpy.ndarray, queries: list[str], keys: list[str], norm: FuncNorm, colours: str
+) -> AxesImage:
+    """A map (N, M), NaN where hidden, with the names of its tokens where there are few."""
+    axes.set_facecolor("#e4e7eb")
+    image = axes.imshow(weights, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    axes.grid(visible=False)
+    rows, columns = weights.shape
+    label_tokens(axes.xaxis, keys if columns <= LABELLED_TOKENS else [], columns, 0)
+    axes.tick_params(axis="x", labelrotation=90 if columns <= LABELLED_TOKENS else 0)
+    label_tokens(axes.yaxis, queries if rows <= LABELLED_TOKENS else [], rows, 0)
+    return image
+
+
+def _height(shape: tuple[int, ...]) -> float:
+    """Inches of a figure of a map (N, M)."""
+    return min(9.0, max(3.0, 5.2 * shape[0] / shape[1])) + 1.2
 
 
 @matplotlib.rc_context(STYLE)
@@ -138,17 +168,12 @@ def aligned(
     figure = Figure(figsize=(width * across + 1.2, height * down + 0.5), layout="constrained")
     grid = list(figure.subplots(down, across, squeeze=False).flat)
     for axes, (title, weights) in zip(grid, panels, strict=False):
-        axes.set_facecolor("#e4e7eb")
-        axes.imshow(weights, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+        draw_map(axes, weights, queries[1], keys[1], norm, colours)
         halo = [withStroke(linewidth=3.5, foreground="white")]  # visible on dark cells
         axes.scatter(
             right, range(len(right)), s=60, facecolors="none", edgecolors="#111111", linewidths=1.2, path_effects=halo
         )
         axes.set(title=title, xlabel=keys[0], ylabel=queries[0])
-        axes.grid(visible=False)
-        label_tokens(axes.xaxis, keys[1] if columns <= LABELLED_TOKENS else [], columns, 0)
-        axes.tick_params(axis="x", labelrotation=90 if columns <= LABELLED_TOKENS else 0)
-        label_tokens(axes.yaxis, queries[1] if rows <= LABELLED_TOKENS else [], rows, 0)
     for axes in grid[len(panels) :]:
         axes.set_axis_off()
     _colour_bar(figure, grid[: len(panels)], norm, colours)
@@ -246,8 +271,11 @@ def _scale(maps: Sequence[numpy.ndarray]) -> tuple[FuncNorm, str]:
 
 
 def _colour_bar(figure: Figure, axes: list[Any], norm: FuncNorm, colours: str) -> None:
-    bar = figure.colorbar(ScalarMappable(norm, colours), ax=axes, shrink=0.7, aspect=35, label="weight")
-    largest = float(norm.vmax or 1.0)
-    ends = (-1, 1) if colours == "RdBu_r" else (1,)
-    bar.set_ticks(sorted({0.0, *(sign * largest * part for sign in ends for part in (1, 0.25, 0.05))}))
+    _label_scale(figure.colorbar(ScalarMappable(norm, colours), ax=axes, shrink=0.7, aspect=35, label="weight"))
+
+
+def _label_scale(bar: Colorbar) -> None:
+    """Label a root scale at its end, a quarter and a twentieth of it."""
+    signs = (-1, 1) if bar.norm.vmin < 0 else (1,)
+    bar.set_ticks(sorted({0.0, *(sign * float(bar.norm.vmax) * part for sign in signs for part in (1, 0.25, 0.05))}))
     bar.formatter = FuncFormatter(lambda weight, _: f"{weight:.2g}")

@@ -10,14 +10,17 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import antiphase
 from antiphase.attention.maps import attention_maps
-from antiphase.base.errors import InputError
+from antiphase.base.errors import InputError, naming_fields
 from antiphase.base.records import Record
+from antiphase.cli.naming import flag_of
 from antiphase.lab.lineage.commands.classify.measure import ClassifySettings, classify
 from antiphase.lab.measures.look import Token
 from antiphase.lab.measures.look.map_codes import decode
-from antiphase.lab.measures.look.measure import LookSettings, mask_kind, tokens_of
+from antiphase.lab.measures.look.maps import mask_kind
+from antiphase.lab.measures.look.measure import LookSettings
 from antiphase.lab.measures.look.measure import evaluate as look
 from antiphase.lab.measures.look.tables import layers_of, remarks
+from antiphase.lab.measures.look.texts import tokens_of
 from antiphase.lab.settings.presets import load_preset
 from antiphase.lab.studies.training_run import curve_evaluations
 from antiphase.lab.text.prepare import prepare
@@ -29,6 +32,12 @@ SIZES = {
     "hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 300, "pad_token_id": 0,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def words_of_the_command_line():
+    with naming_fields(flag_of):
+        yield
 
 
 @pytest.fixture
@@ -231,7 +240,7 @@ def test_a_classifier_brings_that_of_its_own_run(tmp_path):
     ({"text": SENTENCE, "length": 8}, r"has \d\d tokens, more than the 8 of --length; give --length 512 or --truncate"),
     ({"text": "1" * 600}, "has 600 tokens, more than the 256 of --length; give --truncate .*`antiphase probe`"),
     ({"text": "1" * 301, "length": 400}, "--text has 301 tokens, more than the 300 positions .*; give --truncate"),
-    ({"text_file": "missing.txt", "text": None}, "text_file missing.txt: .*give a file of text"),
+    ({"text_file": "missing.txt", "text": None}, "--text-file missing.txt: .*give a file of text"),
     ({"text": None}, "--text and --text-file are missing; give one of them"),
     ({"text_file": "a.txt"}, "--text and --text-file are both given; give one of them"),
 ])  # fmt: skip

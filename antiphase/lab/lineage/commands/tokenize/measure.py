@@ -14,7 +14,7 @@ from antiphase.base.folders.ownership import check_empty, make_folder
 from antiphase.base.records import Record, finite
 from antiphase.lab.lineage.commands.tokenize import TokenizeSettings
 from antiphase.lab.lineage.data.vocabularies import TOKENIZERS, word_spans
-from antiphase.lab.measures.look.measure import tokens_of
+from antiphase.lab.measures.look.texts import tokens_of
 from antiphase.lab.settings.naming import naming
 from antiphase.lab.text.corpora import documents
 from antiphase.models.sources.tokenizers import load_tokenizer
