@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from antiphase.attention.calls import AttentionCall, Pairing
 from antiphase.attention.hooks import observed
 from antiphase.attention.own_maps import changes_scores, shares, without_bias
 from antiphase.base.errors import NonFiniteError
+from antiphase.base.tables import Shown, Table, columns_of
 from antiphase.ops.statistics import (
     LayerStatistics,
     Visibility,
@@ -26,10 +27,12 @@ from antiphase.ops.statistics import (
 )  # fmt: skip
 
 TOP_LOGITS = 10
+UNSPENT = 1e-4
+"""Weight on no token up to which it is a softmax's rounding in half precision."""
 
 
 @dataclass(frozen=True)
-class DifferenceStatistics:
+class DifferenceStatistics(Shown):
     """Statistics of the signed maps of differential heads: (layers, B, heads, ...).
 
     Signed shares alone make untrained maps look better than they are, so each comes with its share of Σ|A|.
@@ -44,9 +47,13 @@ class DifferenceStatistics:
     span_share_absolute: dict[str, Tensor]
     """{span: (layers, B, heads)}: the same of |A| / Σ|A|."""
 
+    def tables(self) -> list[Table]:
+        values = {"Entropy, nats": self.entropy, "Negative|percent": self.negative_share}
+        return [_by_layer("Differences of two maps by layer", range(len(self.entropy)), values, "")]
+
 
 @dataclass(frozen=True)
-class AttentionStatistics:
+class AttentionStatistics(Shown):
     """Statistics of every softmax map, on the CPU. Padding counts neither as query nor as key."""
 
     received: Tensor
@@ -78,6 +85,20 @@ class AttentionStatistics:
     differences: DifferenceStatistics | None
     """None in softmax models."""
 
+    def tables(self) -> list[Table]:
+        _, texts, maps = self.entropy.shape
+        counted = self.sinks & self.enough_queries[:, :, None]
+        values = {"On the first token|percent": self.first_share, "Sinks": counted.sum(-1).double()}
+        values |= {"On sinks|percent": self.sink_share, "Entropy, nats": self.entropy}
+        values |= {"On no token|percent": self.unspent} if float(self.unspent.max()) > UNSPENT else {}
+        values |= {"Negative|percent": self.differences.negative_share} if self.differences else {}
+        note = (
+            f"Means over {texts} texts and {maps} maps. Sinks: keys of a map, without the first token, that receive more "
+            f"than {self.alpha:g} / N. Next: fields such as .sink_share have a value for each map; "
+            "antiphase.look(model, tokenizer, text) shows the maps."
+        )
+        return [_by_layer("Attention by layer", self.layers, values, note)]
+
     def persistence_counts(self) -> tuple[float, float, float]:
         """Counts over neighbouring layers: positions that are sinks in both, positions that are sinks in the first, and
         the number expected in both if layers were independent.
@@ -89,6 +110,14 @@ class AttentionStatistics:
         known = self.enough_queries[1:].sum(-1)  # (layers - 1, B)
         here, there = by_layer[:-1].sum(-1), by_layer[1:].sum(-1)
         return stays, float(here.sum()), float((here * there / known.clamp(min=1)).sum())
+
+
+def _by_layer(title: str, layers: Sequence[int], values: Mapping[str, Tensor], note: str) -> Table:
+    """Means of values (layers, B, maps), by the column's name and style; a number has the style ``number``."""
+    names = [name if "|" in name else f"{name}|number" for name in values]
+    means = zip(*(value.mean((1, 2)).tolist() for value in values.values()), strict=True)
+    rows = [[layer, *row] for layer, row in zip(layers, means, strict=True)]
+    return Table(title=title, columns=columns_of("Layer|integer", *names), rows=rows, note=note)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from antiphase.attention.hooks import refuse_encoder_decoder
 from antiphase.base.errors import InputError, nearest, shown
 from antiphase.base.files import read_json
 from antiphase.base.records import write_atomically
+from antiphase.base.tables import Shown, Table, columns_of
 
 FORMAT = 1
 MODES = ("paper", "prompt", "running")
@@ -27,7 +28,7 @@ DIGESTED_VALUES = 16
 
 
 @dataclass(frozen=True)
-class CalibrationPlan:
+class CalibrationPlan(Shown):
     """Which heads to calibrate, and how (2406.15765, section 4).
 
     Example:
@@ -72,6 +73,11 @@ class CalibrationPlan:
             if maps:
                 found[numbers[0]] = sorted(set(numbers[1:]))
         object.__setattr__(self, "heads", dict(sorted(found.items())))
+
+    def tables(self) -> list[Table]:
+        rows = [[layer, ", ".join(map(str, heads))] for layer, heads in self.heads.items()]
+        note = f"alpha {self.alpha:g}, beta {self.beta:g}, mode {self.mode}; antiphase.calibrated applies it."
+        return [Table(title="Calibrated heads", columns=columns_of("Layer|integer", "Heads"), rows=rows, note=note)]
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, to a temporary file that is then renamed."""

@@ -87,3 +87,10 @@ def test_a_plan_for_another_model_is_refused():
         pass
     with pytest.raises(InputError, match=r"another model: its model_type"), calibrated(build("gpt2"), plan):
         pass
+
+
+def test_a_plan_prints_its_heads_and_rule():
+    plan = CalibrationPlan({3: [5, 0], 4: [2]}, beta=0.25, scores={"heads": {"3.0": {"change": 0.5}}})
+    assert [row[1] for row in plan.tables()[0].rows] == ["0, 5", "2"]
+    assert "alpha 5, beta 0.25, mode prompt" in str(plan)
+    assert "change" not in repr(plan)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from antiphase.base.errors import InputError
 from antiphase.base.records import Record, finite
+from antiphase.base.tables import Shown, Table
 from antiphase.base.typed import build
 from antiphase.lab.catalog import Measurement, every
 from antiphase.lab.settings.flags import Settings, kept_settings
@@ -32,8 +33,8 @@ def result_in(values: Mapping[str, Any], kind: type[Made]) -> Made:
     return build(kind, {name: value for name, value in values.items() if name in names or name not in ENVELOPE})
 
 
-class Result:
-    """Base class of results; an instance displays itself in a notebook."""
+class Result(Shown):
+    """Base class of results; an instance prints its tables, and displays them and its figures in a notebook."""
 
     @classmethod
     def measurement(cls) -> Measurement:
@@ -105,6 +106,11 @@ class Result:
         self.read(record)
         record.save(output)
         return record
+
+    def tables(self) -> list[Table]:
+        from antiphase.lab.pages.summary import main_tables
+
+        return main_tables(self.record())
 
     def _repr_html_(self) -> str:
         from antiphase.lab.pages.html import fragment

@@ -152,18 +152,11 @@ def _embedded(figure: Figure, *, is_raster: bool) -> str:
     return f"data:{media_type};base64,{base64.b64encode(figures.figure_bytes(figure, kind)).decode('ascii')}"
 
 
-FRAGMENT = """{% for table in tables %}<table><caption>{{ table.title }}</caption>
-<tr>{% for column in table.columns %}<th>{{ column.name }}</th>{% endfor %}</tr>
-{% for row in table.text() %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</table>{% if table.note %}<p>{{ table.note }}</p>{% endif %}
-{% endfor %}{% for source in sources %}<img src="{{ source }}" style="max-width: 100%">
-{% endfor %}"""
-
-
 def fragment(record: Record) -> str:
     """The main tables and the figures of a record as HTML that stands in other pages, such as notebooks."""
     sources = [_embedded(figure, is_raster=True) for figure in figures.figures_of(record).values()]
-    return template(FRAGMENT).render(tables=main_tables(record), sources=sources)
+    images = [f'<img src="{source}" style="max-width: 100%">' for source in sources]
+    return "\n".join([*(table._repr_html_() for table in main_tables(record)), *images])
 
 
 def _title(record: Record, arms: Sequence[str]) -> str:

@@ -1,16 +1,18 @@
-"""Records → plain tables, the same for the HTML page and the terminal.
+"""Records → plain tables (``base/tables.py``), the same for the HTML page and the terminal.
 
 A table without rows is None.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from antiphase.base.records import Record
+from antiphase.base.tables import Column as Column
+from antiphase.base.tables import Table as Table
+from antiphase.base.tables import columns_of as columns_of
+from antiphase.base.tables import format_value as format_value
 
 Row = Mapping[str, Any]
 
@@ -22,33 +24,6 @@ OF_SYMBOLS = ("keys", "numbers", "fillers")
 """Settings of the synthetic language."""
 
 
-@dataclass(frozen=True)
-class Column:
-    """Name and number style; every style but ``text`` is set flush right."""
-
-    name: str
-    style: str = "text"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """Title, columns and raw values. A cell that is text already is printed as it stands."""
-
-    title: str
-    columns: Sequence[Column]
-    rows: list[list[Any]]
-    note: str = ""
-    is_matrix: bool = False
-    """Columns are values of one thing, such as labels: one that says the same in every row stays in its place."""
-
-    def text(self) -> list[list[str]]:
-        """The cells as people read them."""
-        return [
-            [format_value(value, column.style) for value, column in zip(row, self.columns, strict=True)]
-            for row in self.rows
-        ]
-
-
 def interval_text(interval: list[float] | None) -> str:
     """``2.31 to 2.54``."""
     return "–" if interval is None else f"{interval[0]:.3f} to {interval[1]:.3f}"
@@ -57,32 +32,6 @@ def interval_text(interval: list[float] | None) -> str:
 def percents_text(interval: Sequence[float] | None) -> str | None:
     """``75.8 to 100.0 %``."""
     return None if interval is None else f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f} %"
-
-
-def format_value(value: Any, style: str = "number") -> str:
-    """``0.8125`` as percent is ``81.2 %``; null is a dash; text stays."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, (list, tuple, dict)):
-        return json.dumps(value, ensure_ascii=False)
-    if isinstance(value, str) or style == "text":
-        return str(value)
-    if style == "percent":
-        return f"{_without_signed_zero(f'{100 * value:.1f}')} %"
-    if style == "loss":
-        return _without_signed_zero(f"{value:.3f}")
-    if style == "signed":
-        return f"{value:+.3f}"
-    if isinstance(value, int) or style == "integer":
-        return f"{round(value):,}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _without_signed_zero(text: str) -> str:
-    """A rounded number that is zero has no sign."""
-    return text.removeprefix("-") if float(text) == 0 else text
 
 
 def present(values: Iterable[float | None]) -> list[float]:
@@ -158,11 +107,6 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def columns_of(*names: str) -> list[Column]:
-    """Columns from ``name`` (text) or ``name|style``."""
-    return [Column(name, style or "text") for name, _, style in (text.partition("|") for text in names)]
 
 
 def table_of(title: str, columns: Sequence[Column], rows: list[list[Any]], note: str = "") -> Table | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.attention.hooks import is_encoder_decoder
-from antiphase.attention.statistics import AttentionStatistics, attention_statistics
+from antiphase.attention.statistics import UNSPENT, AttentionStatistics, attention_statistics
 from antiphase.base.errors import InputError, named
 from antiphase.lab.measures.held_out import check_words, tokens_of
 from antiphase.lab.measures.parts import UNSTORED, Parts
@@ -124,7 +124,7 @@ def sinks_on_text(
             sums[name] = sums.get(name, torch.zeros_like(values)) + values
         report(min(start + size, count), count)
     means = {name: values / count for name, values in sums.items()}
-    if float(means["unspent"].max()) < ROUNDING:
+    if float(means["unspent"].max()) <= UNSPENT:
         del means["unspent"]
     by_layer = {name: values.mean(-1).tolist() for name, values in means.items() if name in _BY_HEAD}
     # Where also the last key is seen by many queries, maps without sinks give each key 1 / N
@@ -165,8 +165,6 @@ def reader_of(model: PreTrainedModel) -> PreTrainedModel:
 
 
 _BY_HEAD = ("sinks", "sinks_enough_queries", "sink_share", "first_share", "entropy", "top_logit", "unspent")
-ROUNDING = 1e-4
-"""Weight on no token below which it is that of a softmax in half precision."""
 
 
 def _sums(found: AttentionStatistics, sinks: Tensor) -> dict[str, Tensor]:
