@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from antiphase.lab.lineage.models.word_vectors import set_word_vectors as set_word_vectors
     from antiphase.lab.measures.look.maps import Maps as Maps
     from antiphase.lab.measures.look.maps import look as look
+    from antiphase.lab.pages.reading import Run as Run
+    from antiphase.lab.pages.reading import read as read
     from antiphase.layers.drop_in import DifferentialAttention as DifferentialAttention
     from antiphase.layers.drop_in import DifferentialAttentionV2 as DifferentialAttentionV2
     from antiphase.models.configuration import AntiphaseConfig as AntiphaseConfig
@@ -54,6 +56,8 @@ _HOME = {
     "differential_config": "antiphase.models.differential_configs",
     "look": "antiphase.lab.measures.look.maps",
     "Maps": "antiphase.lab.measures.look.maps",
+    "read": "antiphase.lab.pages.reading",
+    "Run": "antiphase.lab.pages.reading",
     "attention_statistics": "antiphase.attention.statistics",
     "AttentionStatistics": "antiphase.attention.statistics",
     "CalibrationPlan": "antiphase.calibration.plan",

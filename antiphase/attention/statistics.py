@@ -93,8 +93,8 @@ class AttentionStatistics(Shown):
         values |= {"On no token|percent": self.unspent} if float(self.unspent.max()) > UNSPENT else {}
         values |= {"Negative|percent": self.differences.negative_share} if self.differences else {}
         note = (
-            f"Means over {texts} texts and {maps} maps. Sinks: keys of a map, without the first token, that receive more "
-            f"than {self.alpha:g} / N. Next: fields such as .sink_share have a value for each map; "
+            f"Means over {texts} texts and {maps} maps. Sinks: keys of a map, without the first token, that receive "
+            f"more than {self.alpha:g} / N. Next: fields such as .sink_share have a value for each map; "
             "antiphase.look(model, tokenizer, text) shows the maps."
         )
         return [_by_layer("Attention by layer", self.layers, values, note)]

@@ -47,7 +47,7 @@ class Table:
     @property
     def name(self) -> str:
         """The title as the name of a file: ``attention-by-layer``."""
-        return "-".join(re.findall(r"\w+", self.title.lower()))
+        return "-".join(re.findall(r"\w+", self.title.lower().replace("λ", "lambda")))
 
     def text(self) -> list[list[str]]:
         """The cells as people read them."""

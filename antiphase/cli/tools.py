@@ -15,6 +15,17 @@ from antiphase.cli.console import make_console, sayer
 from antiphase.lab.settings.flags import DTYPE_HELP, check_dtype
 
 
+class Format(StrEnum):
+    """What ``antiphase report`` writes."""
+
+    html = "html"
+    csv = "csv"
+    latex = "latex"
+    markdown = "markdown"
+    svg = "svg"
+    pdf = "pdf"
+
+
 class Target(StrEnum):
     """Formats that ``antiphase convert`` writes."""
 
@@ -80,30 +91,44 @@ def convert(
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders or record files.")],
-    output: Annotated[Path, typer.Option("--output", help="The HTML file to write.")],
+    output: Annotated[Path, typer.Option("--output", help="The HTML file, or the folder of the other formats.")],
+    format: Annotated[
+        Format, typer.Option("--format", help="A page; files of every table (csv, latex, markdown) or figure.")
+    ] = Format.html,
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Folder for the figures as PNG.", show_default=False)
     ] = None,
 ) -> None:
-    """Make one self-contained HTML page from records; an interactive one if all records come from antiphase look.
+    """Make one self-contained HTML page from records; an interactive one if all records come from antiphase look. Or
+    write their tables and figures as files, for a paper.
 
     Example: [bold]antiphase report runs/demo --output demo.html[/]
+    Example: [bold]antiphase report runs/demo --format latex --output tables[/]
     """
+    from antiphase.base.errors import InputError
     from antiphase.base.records import Record
     from antiphase.cli.terminal import Terminal
     from antiphase.lab.catalog import measurement_of
     from antiphase.lab.pages.figures import save_figures
     from antiphase.lab.pages.html import write_report
+    from antiphase.lab.pages.reading import Run
 
     records = [Record.load(path) for path in runs]
     kinds = {record.kind for record in records}
-    own = measurement_of(kinds.pop()) if len(kinds) == 1 else None
-    page = None if own is None else own.presentation.page
+    only = measurement_of(kinds.pop()) if len(kinds) == 1 else None
+    page = None if only is None else only.presentation.page
+    written = []
     with _showing(runs):
-        (page or write_report)(records, output)
-        if figures is not None:
-            for name, record in zip(_folder_names(runs), records, strict=True):
-                save_figures(record, figures / name if len(records) > 1 else figures)
+        if format == Format.html:
+            written.append((page or write_report)(records, output))
+        for name, record in zip(_folder_names(runs), records, strict=True):
+            own = Path(name if len(records) > 1 else "")
+            if format != Format.html:
+                written += Run(record).save(output / own, format)
+            if figures is not None:
+                save_figures(record, figures / own)
+    if not written:
+        raise InputError(f"--format {format}: there are no figures; choose a format of tables, such as csv")
     Terminal(markup=False).print(f"written: {output}", highlight=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
@@ -13,6 +14,9 @@ from antiphase.base.errors import InputError
 from antiphase.base.records import Record, remove_leftovers, write_atomically
 from antiphase.lab.pages.plots import STYLE
 from antiphase.lab.pages.summary import presentation_of
+
+METADATA = {"svg": ("Date", "Creator"), "pdf": ("CreationDate", "Creator", "Producer"), "png": ("Software",)}
+"""What is left out of files, by format."""
 
 
 class NotebookFigure(Figure):
@@ -29,9 +33,9 @@ def figures_of(record: Record) -> dict[str, Figure]:
 
 
 def figure_bytes(figure: Figure, format: str) -> bytes:
-    """The figure as ``svg`` or ``png``, without date or version."""
+    """The figure as ``svg``, ``pdf`` or ``png``, without date or version."""
     buffer = io.BytesIO()
-    metadata = {"Date": None, "Creator": None} if format == "svg" else {"Software": None}
+    metadata = dict.fromkeys(METADATA[format])
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         # A token in a script that the font lacks is drawn as a box; the table has it in full.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -39,17 +43,27 @@ def figure_bytes(figure: Figure, format: str) -> bytes:
     return buffer.getvalue()
 
 
-def save_figures(record: Record, folder: Path) -> list[Path]:
-    """Write every figure of the record as ``NAME.png``; returns the paths."""
+def save_figures(record: Record, folder: Path, format: str = "png", *, field: str = "figures") -> list[Path]:
+    """Write every figure of the record as ``NAME.FORMAT``; returns the paths.
+
+    Raises:
+        InputError: ``folder``, which ``field`` gave, cannot be made.
+    """
+    drawn = figures_of(record)
+    return save_files(folder, {f"{name}.{format}": figure_bytes(one, format) for name, one in drawn.items()}, field)
+
+
+def save_files(folder: Path, files: Mapping[str, bytes], field: str) -> list[Path]:
+    """Write files by name in a folder; returns their paths. No files make no folder."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if files:
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f" cannot be made ({error.strerror})", "choose another folder", field="figures", path=folder
+            f" cannot be made ({error.strerror})", "choose another folder", field=field, path=folder
         ) from None
-    paths = []
-    for name, figure in figures_of(record).items():
-        paths.append(folder / f"{name}.png")
-        remove_leftovers(paths[-1])
-        write_atomically(paths[-1], figure_bytes(figure, "png"))
+    paths = [folder / name for name in files]
+    for path in paths:
+        remove_leftovers(path)
+        write_atomically(path, files[path.name])
     return paths

@@ -34,6 +34,7 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "hatch.linewidth": 0.6,
     "text.parse_math": False,  # a token may be "$x^"
+    "pdf.fonttype": 42,  # publishers refuse matplotlib's default
     "svg.hashsalt": "antiphase",  # else the ids in an SVG are random
 }
 LABELLED_TOKENS = 64
