@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
 
@@ -34,30 +36,38 @@ from antiphase.cli import (
 from antiphase.cli.groups import late_group
 from antiphase.cli.naming import flag_of
 
-COMMANDS: tuple[str | Callable[..., None], ...] = (
-    "compare", "tune", "scaling", "upcycle", "train", "extend", "ablations", "estimate",
-    "probe", "look", "classify", "predict", "tokenize", "translate", tools.convert, measure.benchmark,
-    "reproduce", tools.report, tools.build, tools.env,
-)  # fmt: skip
-"""In the order of the help; a string is the name of a folder's command."""
+OWN: dict[str, Callable[..., None]] = {
+    "convert": tools.convert, "benchmark": measure.benchmark, "report": tools.report, "build": tools.build,
+    "env": tools.env,
+}  # fmt: skip
+"""Commands without a folder of their own."""
+PANELS = {
+    "See": ("look", "probe", "report"),
+    "Train": ("compare", "train", "tune", "ablations", "scaling", "upcycle", "extend", "estimate", "reproduce"),
+    "Measure and fix": ("evaluate", "calibrate", "benchmark"),
+    "Convert": ("convert",),
+    "Earlier models": ("classify", "predict", "translate", "study", "tokenize"),
+    "This machine": ("env", "build"),
+}
+"""All commands under the headings of the help; the commonest stands first."""
+NAMES = tuple(itertools.chain(*PANELS.values()))
 
 
-def _maker(command: str | Callable[..., None]) -> tuple[str, Callable[[], Callable[..., None]]]:
-    """Name of a command, and what makes it."""
-    return (command, folders.COMMANDS[command]) if isinstance(command, str) else (command.__name__, lambda: command)
+def _made(name: str) -> Callable[[], Callable[..., None]]:
+    """What makes a command."""
+    return (lambda: OWN[name]) if name in OWN else folders.COMMANDS[name]
 
 
 app = typer.Typer(
-    cls=late_group(dict(map(_maker, COMMANDS))),
+    cls=late_group({name: _made(name) for name in NAMES if name not in folders.GROUPS}, PANELS),
     name="antiphase",
     help="Noise-cancelling attention for PyTorch and Hugging Face.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-
-app.add_typer(folders.group("evaluate"), name="evaluate")
-app.add_typer(folders.group("calibrate"), name="calibrate")
-app.add_typer(folders.group("study"), name="study")
+for _name in folders.GROUPS:
+    _panel = next(heading for heading, names in PANELS.items() if _name in names)
+    app.add_typer(folders.group(_name), name=_name, rich_help_panel=_panel)
 
 
 FIRST_STEPS = """\
@@ -109,6 +119,12 @@ REMEDIES = {
 """What to do about errors of the system that any file, read or written, may meet."""
 
 
+def _words(given: list[str]) -> list[str]:
+    """The words of a command: ``antiphase MODEL`` means ``antiphase look MODEL``."""
+    is_model = bool(given) and given[0] not in NAMES and (Path(given[0]).exists() or "/" in given[0])
+    return ["look", *given] if is_model and not given[0].startswith("-") else given
+
+
 @naming_fields(flag_of)
 def main() -> None:
     """Entry point. Bad input is one sentence and exit code 2, diverged training 3, an interruption with a checkpoint
@@ -122,7 +138,7 @@ def main() -> None:
     sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]  # code of the Hub, which transformers would fetch
     try:
         with _ctrl_c_stops():
-            code = app(standalone_mode=False, prog_name="antiphase")
+            code = app(_words(sys.argv[1:]), standalone_mode=False, prog_name="antiphase")
     except InputError as error:
         _fail(str(error), 2)
     except DivergedError as error:

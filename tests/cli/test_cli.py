@@ -118,6 +118,23 @@ def test_help_of_the_whole_lists_every_command(antiphase):
     assert all(command.split(" ")[0] in out for command in COMMANDS)
 
 
+def test_a_model_alone_is_looked_at(antiphase, tmp_path):
+    (tmp_path / "model").mkdir()
+    for words in (f"{tmp_path / 'model'} --text cat", "owner/name --text cat"):
+        code, _, err = antiphase(words)
+        assert (code, err.count("antiphase look --help")) == (2, 1), err  # it misses --output
+    code, _, err = antiphase("modle --text cat")
+    assert (code, "no such command 'modle'" in err) == (2, True)
+
+
+def test_help_shows_every_command_under_a_heading_and_the_commonest_first(antiphase):
+    assert sorted(cli.NAMES) == sorted(ALL.commands)
+    _, out, _ = antiphase("--help")
+    places = [out.index(f"─ {heading} ─") for heading in cli.PANELS]
+    assert places == sorted(places)
+    assert places[0] < out.index("│ look ") < out.index("│ probe ") < places[1] < out.index("│ compare ") < places[2]
+
+
 @pytest.mark.parametrize("group", ["calibrate", "evaluate"])
 def test_help_of_a_group_lists_its_commands(antiphase, group):
     code, out, _ = antiphase(f"{group} --help")
