@@ -27,6 +27,11 @@ from antiphase.lab.text.files import DELIMITERS, Files, csv_rows, hub_rows, json
 
 logger = logging.getLogger(__name__)
 
+TEXT_NAMES = ("text", "sentence", "question", "review", "utterance", "content", "document", "body", "title")
+LABEL_NAMES = ("label", "category", "class", "intent", "topic", "sentiment", "target", "coarse_label", "stars")
+"""Usual names of text and label columns, most likely first; case is ignored."""
+BY_FLAGS = {"text": "give the right one with --text-field", "label": "give the right one with --label-field"}
+
 
 @dataclass(frozen=True)
 class Row:
@@ -80,6 +85,51 @@ def labelled_rows(
         except UnicodeEncodeError:
             raise InputError(f"{row.place}: the text contains an unpaired surrogate; use valid Unicode") from None
     return [Row(row.place, _without_nulls(row.values)) for row in rows]
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """The columns of all rows, in the order of their first occurrence."""
+    return list(dict.fromkeys(name for row in rows for name in row.values))
+
+
+def text_and_label(
+    rows: Sequence[Row],
+    text_field: str | None = None,
+    label_field: str | None = None,
+    *,
+    remedies: Mapping[str, str] = BY_FLAGS,
+) -> tuple[str, str]:
+    """The columns of the text and of the label: those given, or with usual names, or the other one of two.
+
+    Raises:
+        InputError: a given column does not exist, or one cannot be determined; ``remedies`` say what helps.
+    """
+    row, names = rows[0], columns(rows)
+    for flag, field in (("--text-field", text_field), ("--label-field", label_field)):
+        if field is not None and field not in names:
+            raise InputError(f"{row.place}: {flag} {field}: there is no such column{nearest(field, names)}")
+    text = text_field or usual_column(names, TEXT_NAMES, label_field)
+    label = label_field or usual_column(names, LABEL_NAMES, text)
+    if len(names) == 2:
+        text = text or (next(name for name in names if name != label) if label else None)
+        label = label or (next(name for name in names if name != text) if text else None)
+    for what, column in (("text", text), ("label", label)):
+        if column is None:
+            raise InputError(
+                f"{row.place}: which column holds the {what} cannot be determined (columns: {', '.join(names)}); the "
+                f"first line must name the columns; {remedies[what]}"
+            )
+    assert text is not None
+    assert label is not None
+    if text == label:
+        raise InputError(f"{row.place}: --text-field and --label-field name the same column, {text}")
+    return text, label
+
+
+def usual_column(names: Sequence[str], known: Sequence[str], taken: str | None) -> str | None:
+    """The column with the likeliest of the known names; not ``taken``."""
+    by_name = {name.lower(): name for name in reversed(names) if name != taken}
+    return next((by_name[name] for name in known if name in by_name), None)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -18,11 +18,16 @@ from antiphase.base.errors import InputError, named, nearest
 from antiphase.base.randomness import keyed_generator
 from antiphase.lab.lineage.results import Duplicates
 from antiphase.lab.text.files import kind_of, sources
-from antiphase.lab.text.labelled import Row, labelled_rows, text_lines, warn_of_empty
-
-TEXT_NAMES = ("text", "sentence", "question", "review", "utterance", "content", "document", "body", "title")
-LABEL_NAMES = ("label", "category", "class", "intent", "topic", "sentiment", "target", "coarse_label", "stars")
-"""Usual names of text and label columns, most likely first; case is ignored."""
+from antiphase.lab.text.labelled import (
+    TEXT_NAMES,
+    Row,
+    columns,
+    labelled_rows,
+    text_and_label,
+    text_lines,
+    usual_column,
+    warn_of_empty,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ def read_examples(
         path, split = file_and_part(given)
         rows = labelled_rows(path, split=split, field=field)
         is_plain = Path(path).is_file() and kind_of(Path(path)) == ".txt"  # its reader has warned already
-        text_column, label_column = _columns(rows, text_field, label_field)
+        text_column, label_column = text_and_label(rows, text_field, label_field)
         for row in rows:
             text = _text(row, text_column)
             if not text.strip() and not is_plain:
@@ -88,39 +93,6 @@ def file_and_part(given: str) -> tuple[str, str | None]:
     path, at, split = given.rpartition("@")
     is_part = at and not Path(given).exists() and Path(path).is_file()
     return (path, split) if is_part else (given, None)
-
-
-def _names(rows: Sequence[Row]) -> list[str]:
-    """The columns of all rows, in the order of their first occurrence."""
-    return list(dict.fromkeys(name for row in rows for name in row.values))
-
-
-def _columns(rows: Sequence[Row], text_field: str | None, label_field: str | None) -> tuple[str, str]:
-    row, names = rows[0], _names(rows)
-    for flag, field in (("--text-field", text_field), ("--label-field", label_field)):
-        if field is not None and field not in names:
-            raise InputError(f"{row.place}: {flag} {field}: there is no such column{nearest(field, names)}")
-    text = text_field or _usual(names, TEXT_NAMES, label_field)
-    label = label_field or _usual(names, LABEL_NAMES, text)
-    if len(names) == 2:
-        text = text or (next(name for name in names if name != label) if label else None)
-        label = label or (next(name for name in names if name != text) if text else None)
-    for what, column, flag in (("text", text, "--text-field"), ("label", label, "--label-field")):
-        if column is None:
-            raise InputError(
-                f"{row.place}: which column holds the {what} cannot be determined (columns: {', '.join(names)}); the "
-                f"first line must name the columns; give the right one with {flag}"
-            )
-    assert text is not None
-    assert label is not None
-    if text == label:
-        raise InputError(f"{row.place}: --text-field and --label-field name the same column, {text}")
-    return text, label
-
-
-def _usual(names: Sequence[str], known: Sequence[str], taken: str | None) -> str | None:
-    by_name = {name.lower(): name for name in reversed(names) if name != taken}
-    return next((by_name[name] for name in known if name in by_name), None)
 
 
 def _text(row: Row, column: str) -> str:
@@ -235,8 +207,8 @@ def read_texts(given: str, *, text_field: str | None = None, field: str = "file"
         return list(text_lines(path, field))
     path_or_name, split = file_and_part(given)
     rows = labelled_rows(path_or_name, split=split, field=field)
-    names = _names(rows)
-    column = text_field or _usual(names, TEXT_NAMES, None) or (names[0] if len(names) == 1 else None)
+    names = columns(rows)
+    column = text_field or usual_column(names, TEXT_NAMES, None) or (names[0] if len(names) == 1 else None)
     if column is None or column not in names:
         raise InputError(
             f"{rows[0].place}: which column holds the text cannot be determined (columns: {', '.join(names)}); name it "

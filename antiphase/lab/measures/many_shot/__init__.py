@@ -18,7 +18,9 @@ class ManyShotSettings(ModelSettings):
     Example: [bold]antiphase evaluate many-shot MODEL --task trec.yaml --shots 1,4,16 --output runs/shots[/]
     """
 
-    tasks: Sequence[str] = flag("YAML file of a task. Repeatable.", name="--task", default=())
+    tasks: Sequence[str] = flag(
+        "Task file (YAML), or a table of texts and labels. Repeatable.", name="--task", default=()
+    )
     shots: Sequence[int] = flag(
         "Numbers of examples.", default=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), separated=True
     )

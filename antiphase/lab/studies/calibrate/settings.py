@@ -16,7 +16,9 @@ class TaskSettings(ModelSettings):
     """Settings of a command that gives tasks to a model."""
 
     tasks: Sequence[str] = flag(
-        "Task file (YAML), at least 'template: trec' and 'data: FILE'. Repeatable.", name="--task", default=()
+        "Task file (YAML), at least 'template: trec' and 'data: FILE', or a table of texts and labels. Repeatable.",
+        name="--task",
+        default=(),
     )
     samples: int = flag("Number of samples from each task.", default=200, least=2)
     shots: int | None = flag("Examples before each prompt; default: as in the task file.", default=None, least=0)

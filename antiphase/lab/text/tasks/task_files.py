@@ -1,4 +1,5 @@
-"""Task files: short YAML files that are read into settings and may be based on a shipped template.
+"""Task files: short YAML files that are read into settings and may be based on a shipped template; or tables of texts
+and labels, which are a task by themselves.
 
 ``prompt`` is a Jinja template over a row's columns; ``target`` and ``choices`` are Jinja expressions. Shipped templates
 contain everything except the data.
@@ -16,7 +17,11 @@ import yaml
 from antiphase.base.errors import InputError, nearest, within
 from antiphase.base.files import read_yaml
 from antiphase.base.typed import build
+from antiphase.lab.text.files import kind_of
+from antiphase.lab.text.labelled import labelled_rows, text_and_label
 
+TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
+IN_A_FILE = "or write a task file whose prompt and target name it"
 NO_DATA = "data is missing: the file, folder or Hub dataset that the task reads"
 
 
@@ -89,13 +94,15 @@ def template_names() -> list[str]:
 
 
 def read_task(path: str) -> tuple[TaskSettings, Path]:
-    """The settings of a task file, and the folder to which its paths are relative.
+    """The settings of a task file, and the folder to which its paths are relative. A table is classified by its label.
 
     ``template: NAME`` in the file takes the values that it does not set from a shipped template (or another file).
 
     Raises:
         InputError: the file is missing or is not a task file.
     """
+    if kind_of(Path(path)) in TABLES:
+        return _of_table(Path(path)), Path(path).parent
     tree = _read_yaml(Path(path))
     template = tree.pop("template", None)
     if template is not None:
@@ -114,6 +121,16 @@ def read_task(path: str) -> tuple[TaskSettings, Path]:
         _check(settings)
     settings.name = settings.name or Path(path).stem
     return settings, Path(path).parent
+
+
+def _of_table(path: Path) -> TaskSettings:
+    """The task of naming the label of each text in a table."""
+    rows = labelled_rows(str(path), field="task")
+    text, label = text_and_label(rows, remedies={"text": IN_A_FILE, "label": IN_A_FILE})
+    if strange := next((name for name in (text, label) if not name.isidentifier()), None):
+        raise InputError(f"{rows[0].place}: the column {strange!r} has no name that a template takes", "rename it")
+    prompt = f"{{{{ {text} }}}}\nLabel:"
+    return TaskSettings(kind="classification", name=path.stem, data=path.name, prompt=prompt, target=label)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
