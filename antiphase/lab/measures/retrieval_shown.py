@@ -328,7 +328,7 @@ def allocation_bars(found: Retrieval) -> Figure | None:
     series = [pair for pair in series if any((row.arm, state(row)) == pair for row in rows)]
     looks: dict[tuple[str, str], dict[str, Any]] = {
         (arm, model): {"facecolor": arm_colour(arms, arm)} if model == "trained"
-        else {"facecolor": "white", "edgecolor": arm_colour(arms, arm), "hatch": "////"}
+        else {"facecolor": "white", "edgecolor": arm_colour(arms, arm), "hatch": "////", "alpha": 0.4}
         for arm, model in series
     }  # fmt: skip
     height = 0.8 / len(series)

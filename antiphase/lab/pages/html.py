@@ -21,6 +21,8 @@ from antiphase.lab.pages.tables import Table
 
 NEEDED_WIDTH = 0.66
 """Share of its natural width below which a figure scrolls sideways: its text stays readable on a phone."""
+MOST_ROWS = 30
+"""A longer table among the first ones is folded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,7 @@ class PageFigure:
     width: int
     height: int
     smallest_width: int
+    is_raster: bool
     tables: list[Table]
 
 
@@ -66,17 +69,22 @@ def write_report(records: Sequence[Record], output: Path, *, refresh: int | None
         raise InputError("a report needs at least one record: name the folder of a run")
     check_page(output)
     sections = [_section(record, f"record-{number}") for number, record in enumerate(records, start=1)]
-    page = resources.files(__package__) / "page.html"
-    return write_page(
-        template(page.read_text(encoding="utf-8")).render(title="antiphase report", sections=sections, refresh=refresh),
-        output,
-    )
+    page = template((resources.files(__package__) / "page.html").read_text(encoding="utf-8"))
+    title = sections[0].title if len(sections) == 1 else "antiphase report"
+    return write_page(page.render(title=title, sections=sections, refresh=refresh, MOST_ROWS=MOST_ROWS), output)
 
 
 def template(text: str) -> Template:
     """A page as a template, which may import the macro of ``table.html``."""
     folder = PackageLoader("antiphase.lab.pages", "")
-    return Environment(autoescape=True, undefined=StrictUndefined, loader=folder).from_string(text)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, loader=folder)
+    environment.filters["as_download"] = lambda table: _data("text/csv", table.to_csv().encode())
+    return environment.from_string(text)
+
+
+def _data(media_type: str, content: bytes) -> str:
+    """The address of a file that stands in the page."""
+    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def check_page(output: Path) -> None:
@@ -142,6 +150,7 @@ def _page_figure(record: Record, name: str, figure: Figure) -> PageFigure:
         width=width,
         height=height,
         smallest_width=round(NEEDED_WIDTH * width),
+        is_raster=drawing.is_raster,
         tables=[table for table in drawing.behind(record) if table is not None],
     )
 
@@ -149,7 +158,7 @@ def _page_figure(record: Record, name: str, figure: Figure) -> PageFigure:
 def _embedded(figure: Figure, *, is_raster: bool) -> str:
     """A figure as the source of an image."""
     kind, media_type = ("png", "image/png") if is_raster else ("svg", "image/svg+xml")
-    return f"data:{media_type};base64,{base64.b64encode(figures.figure_bytes(figure, kind)).decode('ascii')}"
+    return _data(media_type, figures.figure_bytes(figure, kind))
 
 
 def fragment(record: Record) -> str:

@@ -95,6 +95,11 @@ def test_every_table_stands_on_the_page(comparison, both):
     assert captions == 1, "a table that stands behind a figure is not repeated in the details"
 
 
+def test_the_verdict_and_a_picture_come_before_the_tables(both):
+    _, source = both
+    assert source.index('<p class="verdict"') < source.index("<figure") < source.index("<caption>Headline")
+
+
 def test_sentences_and_verdict_are_verbatim(comparison, awkward, both):
     page, _ = both
     for record in (comparison, awkward):
@@ -118,7 +123,7 @@ def test_nothing_is_loaded_and_nothing_runs(both):
         for name, value in attributes.items():
             assert not name.startswith("on")
             if name in ("src", "href", "srcset", "data"):
-                assert str(value).startswith(("data:image/", "#")), value
+                assert str(value).startswith(("data:image/", "#", "data:text/csv;")), value
     assert "url(" not in source
     assert "@import" not in source
     for content in re.findall(r'data:image/svg\+xml;base64,([^"]+)"', source):
@@ -138,7 +143,10 @@ def test_figures_and_tables_are_accessible(both):
     anchors = [value for _, attributes in page.tags if (value := attributes.get("id"))]
     assert len(set(anchors)) == len(anchors)
     links = [str(attributes["href"]) for attributes in page.attributes("a")]
-    assert {link.removeprefix("#") for link in links} == set(anchors)
+    files = [link for link in links if link.startswith("data:text/csv;base64,")]
+    assert {link.removeprefix("#") for link in links if link not in files} == set(anchors)
+    assert any(b"Seed" in base64.b64decode(link.partition(",")[2]) for link in files)
+    assert len(files) == sum("download" in attributes for attributes in page.attributes("a")) > 5
 
 
 def test_the_map_says_which_head_it_shows(both):
