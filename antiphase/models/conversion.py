@@ -67,7 +67,8 @@ def plan_conversion(
 
     Args:
         config: configuration of an ``AntiphaseForCausalLM``, or of a causal language model of one of the
-            ``ARCHITECTURES``: Llama, Mistral, DiffLlama, Qwen2, Qwen3, Gemma, GPT-NeoX, diff-mlx, Motif.
+            ``ARCHITECTURES``: Llama, Mistral, DiffLlama, Qwen2, Qwen3, Gemma, GPT-NeoX, StableLM, StarCoder2,
+            diff-mlx, Motif.
         to: format of the result; Llama and DiffLlama load in transformers without this package.
         attention_type: "differential_v2" upcycles a softmax model: every head becomes a pair, and the outputs do not
             change. "dex" adds the differential extension (2505.16333) to every head of a softmax model, initially

@@ -122,6 +122,19 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         older={"embed_out.": "lm_head."},
         unused=("*attention.bias", "*attention.masked_bias"),
     ),
+    "stablelm": Architecture(
+        also=("hidden_act",),
+        renamed={"rms_norm_eps": "layer_norm_eps", "qkv_bias": "use_qkv_bias"},
+        implied={"norm_type": "layer_norm"},
+        only={**NO_DROPOUT, "hidden_dropout": (0.0,), "qk_layernorm": (False,), "use_parallel_residual": (False,)},
+    ),
+    "starcoder2": Architecture(
+        also=("hidden_act", "sliding_window"),
+        renamed={"rms_norm_eps": "norm_epsilon", "attention_bias": "use_bias", "mlp_bias": "use_bias"},
+        implied={"norm_type": "layer_norm", "gated_mlp": False},
+        only={**NO_DROPOUT, "residual_dropout": (0.0,), "embedding_dropout": (0.0,)},
+        names={"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"},
+    ),
     "diff_mlx": Architecture(
         attention_type=None,
         renamed={

@@ -1,4 +1,4 @@
-"""Qwen2, Qwen3, Gemma and GPT-NeoX become softmax models here, and V2, its control and DEX, with the same function."""
+"""Other decoders become softmax models here, and V2, its control and DEX, with the same function."""
 
 import json
 
@@ -42,6 +42,14 @@ def gpt_neox(heads=3, share=0.25, **fields):
     return hf.GPTNeoXConfig(**{**SIZES, "rope_parameters": rope, **fields}, num_attention_heads=heads)
 
 
+def stablelm(**fields):
+    return hf.StableLmConfig(**{**SIZES, **fields}, num_attention_heads=3, num_key_value_heads=1)
+
+
+def starcoder2(**fields):
+    return hf.Starcoder2Config(**{**SIZES, **fields}, num_attention_heads=6, num_key_value_heads=2)
+
+
 CONFIGS = {
     "qwen2": qwen2(),
     "qwen2-odd-tied": qwen2(3, 1, tie_word_embeddings=True),
@@ -59,6 +67,11 @@ CONFIGS = {
     "gpt_neox-sequential-whole-rotation": gpt_neox(3, 1.0, use_parallel_residual=False, layer_norm_eps=1e-3),
     "gpt_neox-no-attention-biases": gpt_neox(2, 0.5, attention_bias=False, hidden_act="relu"),
     "gpt_neox-odd-rotated-channels": gpt_neox(4, hidden_act="gelu_fast"),
+    "stablelm": stablelm(),
+    "stablelm-biases-whole-rotation": stablelm(use_qkv_bias=True, layer_norm_eps=1e-3, tie_word_embeddings=True,
+                                               rope_parameters={**ROPE, "partial_rotary_factor": 1.0}),
+    "starcoder2": starcoder2(),
+    "starcoder2-window-untied": starcoder2(use_bias=False, sliding_window=4, tie_word_embeddings=False),
     "llama-biases": hf.LlamaConfig(**SIZES, num_attention_heads=6, num_key_value_heads=2, attention_bias=True,
                                    mlp_bias=True, hidden_act="gelu_new"),
     "mistral": hf.MistralConfig(**SIZES, num_attention_heads=6, num_key_value_heads=2, sliding_window=5),

@@ -24,7 +24,8 @@ SHOWN = {"attention": "attention", "no_leak": "attention", "padding": "unequal l
 """Short names of cells whose own would not be understood."""
 WELL_KNOWN = {
     "llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma",
-    "gpt_neox": "GPT-NeoX (Pythia)", "diffllama": "DiffLlama", "qwen3_5": "Qwen3.5", "qwen3_moe": "Qwen3-MoE",
+    "gpt_neox": "GPT-NeoX (Pythia)", "stablelm": "StableLM",
+    "starcoder2": "StarCoder2", "diffllama": "DiffLlama", "qwen3_5": "Qwen3.5", "qwen3_moe": "Qwen3-MoE",
     "gemma3_text": "Gemma 3", "phi3": "Phi-3", "olmo2": "OLMo 2", "smollm3": "SmolLM3", "mixtral": "Mixtral",
     "deepseek_v3": "DeepSeek-V3", "glm4": "GLM-4", "granite": "Granite", "cohere2": "Cohere 2", "gpt2": "GPT-2",
     "opt": "OPT", "jamba": "Jamba", "gpt_oss": "gpt-oss", "gemma2": "Gemma 2", "deepseek_v32": "DeepSeek-V3.2",
