@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from antiphase.base.errors import InputError
 from antiphase.layers.exchange import Exchange
-from antiphase.layers.functions import AttentionFunction, antiphase_attention, has_two_keys, is_differential
+from antiphase.layers.functions import AttentionFunction, antiphase_attention, is_differential
 from antiphase.layers.marks import mark_first_weight, mark_residual_output
 from antiphase.layers.norm import RMSNorm
 from antiphase.layers.positions import rotate
@@ -290,9 +290,6 @@ class AttentionLayer(nn.Module):
             self, query, key, value, attention_mask, scaling=self.scaling, dropout=0.0,
             sliding_window=self.sliding_window, **self._extra(hidden_states), **kwargs,
         )  # fmt: skip
-        if out.dim() == 2:  # (B N, heads · width), as vLLM's
-            width = value.shape[-1] * (2 if has_two_keys(self) else 1)
-            out = out.reshape(len(query), query.shape[2], -1, width)
         heads = query.shape[1] // (2 if is_differential(self) else 1)
         if out.shape[2] != heads:
             raise ValueError(

@@ -266,7 +266,7 @@ def subtracting(ordinary: AttentionFunction) -> AttentionFunction:
     """The attention function of V2 layers on top of an ordinary one, called once with all maps: O₂ᵢ - λᵢ O₂ᵢ₊₁."""
 
     def subtract(module: nn.Module, query: Tensor, *args: Any, lam: Tensor, **kwargs: Any) -> tuple[Tensor, None]:
-        outputs, _ = ordinary(module, query, *args, **kwargs)  # (B, N, 2H, d), or as vLLM has it (B N, 2H d)
+        outputs, _ = ordinary(module, query, *args, **kwargs)  # (B, N, 2H, d)
         batch, maps, tokens, _ = query.shape
         first, second = outputs.reshape(batch, tokens, maps // 2, 2, -1).unbind(3)
         return first - lam.transpose(1, 2).unsqueeze(-1).to(second.dtype) * second, None

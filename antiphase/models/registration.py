@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from antiphase.models import first_use
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.source_configs import MotifConfig
 
@@ -50,3 +51,11 @@ def register_models() -> None:
     AutoModelForTokenClassification.register(
         AntiphaseConfig, transformer.AntiphaseForTokenClassification, exist_ok=True
     )
+
+
+def register_with_vllm() -> None:
+    """Register the decoders with vLLM, which imports their class when it serves one; vLLM calls this as its plugin."""
+    from vllm import ModelRegistry
+
+    first_use.register_models()
+    ModelRegistry.register_model("AntiphaseForCausalLM", "antiphase.models.vllm:AntiphaseForCausalLM")

@@ -206,3 +206,5 @@ def test_a_plan_that_transformers_adds_to_is_kept_and_not_saved(tiny_config):
     assert config.base_model_tp_plan == plan
     assert "base_model_tp_plan" not in config.to_dict()
     assert config.base_model_pp_plan.keys() == {"embed_tokens", "layers", "norm"}
+    multiplied = tiny_config("softmax", embedding_multiplier=2.0)  # a later stage would multiply what it is given
+    assert multiplied.base_model_pp_plan is None

@@ -18,7 +18,8 @@ from antiphase.layers.weightings import WEIGHTINGS
 from antiphase.models.attention import attention_layer
 from antiphase.models.conversion import convert_model
 from antiphase.models.initialization import initialize
-from antiphase.models.variants import own_fields
+from antiphase.models.serving import PagedAttention, paged_sizes, refuse_unserved
+from antiphase.models.variants import needs, own_fields
 from support.layers import formula, random_layer, rotary
 from support.models import assert_near, logits_in_pieces
 
@@ -67,6 +68,63 @@ def test_a_variant_computes_its_formula_and_every_gradient(tiny_config, name, im
             torch.testing.assert_close(
                 one, other, rtol=1e-4, atol=1e-5, msg=lambda text, field=field: f"{field}: {text}"
             )
+
+
+def ordinary_attention(layer):
+    """As a server has it: causal, grouped, of rows (N, heads · width), with keys and values of earlier calls."""
+    sizes, kept = paged_sizes(layer), []
+
+    def attend(query, key, value):
+        kept.append([row.unflatten(-1, (sizes.groups, sizes.width)) for row in (key, value)])
+        keys, values = (
+            torch.cat(rows).repeat_interleave(sizes.queries // sizes.groups, 1) for rows in zip(*kept, strict=True)
+        )
+        query = query.unflatten(-1, (sizes.queries, sizes.width))
+        scores = torch.einsum("nhd,mhd->hnm", query, keys) * layer.scaling
+        later = torch.ones_like(scores, dtype=torch.bool).triu(len(keys) - len(query) + 1)
+        weights = scores.masked_fill(later, float("-inf")).softmax(-1)
+        return torch.einsum("hnm,mhd->nhd", weights, values).flatten(1)
+
+    return attend
+
+
+@every_variant
+def test_a_variant_is_one_call_of_a_servers_attention_or_refused_by_name(tiny_config, name):
+    kind, fields = VARIANTS[name]
+    config = tiny_config(kind, **fields)
+    if needs(config):
+        with pytest.raises(InputError, match=f"^{next(iter(needs(config).values()))} cannot be served"):
+            refuse_unserved(config)
+        return
+    refuse_unserved(config)
+    layer, x = random_layer(config, 1, "antiphase"), torch.randn(7, 48, dtype=torch.float64)
+    paged = PagedAttention(ordinary_attention(layer), paged_sizes(layer).width)
+    expected = formula(layer, x)
+    layer.attention_function = lambda: paged
+    positions = rotary(layer.head_dim, 7)
+    found = [layer(x[None, part], [one[:, part] for one in positions])[0][0] for part in (slice(5), slice(5, 7))]
+    torch.testing.assert_close(torch.cat(found), expected, rtol=1e-5, atol=1e-5)  # λ is fp32
+
+
+@pytest.mark.parametrize(("kind", "fields", "processes", "named"), [
+    ("softmax", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, 1, "rope_type dynamic"),
+    ("softmax", {"dex_heads": [[0], [], []]}, 2, "heads of this softmax model"),
+    ("differential", {"num_noise_heads": 2}, 2, "heads of this differential model"),
+    ("differential", {}, 4, "divide 2 heads of values"),
+])  # fmt: skip
+def test_what_a_server_would_compute_wrongly_is_refused(tiny_config, kind, fields, processes, named):
+    with pytest.raises(InputError, match=named):
+        refuse_unserved(tiny_config(kind, **fields), processes=processes)
+    refuse_unserved(tiny_config(kind), processes=2)
+
+
+def test_the_cache_of_a_server_is_as_large_as_that_of_softmax(tiny_config):
+    def floats(kind, **fields):
+        sizes = paged_sizes(attention_layer(tiny_config(kind, head_dim=64, **fields), 0))
+        return 2 * sizes.groups * sizes.width
+
+    assert floats("differential") == floats("softmax") == floats("differential", num_noise_heads=2)
+    assert floats("differential_v2", num_key_value_heads=2) == floats("softmax") / 2
 
 
 def test_constants_and_schedule_of_lambda_init(tiny_config):
