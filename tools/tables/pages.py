@@ -37,6 +37,7 @@ from tools.tables import layer as layer_tables
 from tools.tables import operator as operator_tables
 from tools.tables import real_model as real_model_tables
 from tools.tables import reproduction as reproduction_tables
+from tools.tables import serving as serving_tables
 from tools.tables import suites as suites_tables
 from tools.tables import zoo as zoo_tables
 from tools.tables.markdown import markdown
@@ -59,6 +60,7 @@ PAGES = (
             "real-model",
             "reliability",
             "cluster",
+            "serving",
         )
     ),
 )
@@ -295,6 +297,7 @@ PUBLISHED = {"TREC": "91.2", "SUBJ": "89.6", "MPQA": "83.4", "CR": "79.8", "SST-
 """Kim (2014, 1408.5882), table 2, first row, in per cent."""
 
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
+    "serving": serving_tables.throughput,
     "suites": suites_tables.counts,
     "zoo": zoo_tables.counts,
     "zoo-exceptions": zoo_tables.exceptions,
