@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 
-from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DummyLayer, DynamicIndexedLayer, DynamicLayer, DynamicSlidingWindowLayer
+from transformers import DynamicCache, PreTrainedModel, cache_utils
 
-KEYED = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
+KEYED = tuple(
+    getattr(cache_utils, name)
+    for name in ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer")
+    if hasattr(cache_utils, name)  # the last one is not there in transformers before 5.20
+)
 """Layers of caches that hold nothing but keys and values; a layer of a class that extends one may hold a state too."""
 
 
