@@ -47,11 +47,10 @@ def test_python_on_a_page_runs(page, tiny_model, text_tokenizer, tmp_path, monke
     ids = torch.randint(3, len(text_tokenizer), (2, 9))
     model = LlamaForCausalLM.from_pretrained("some/llama", attn_implementation="eager")
     names = {
-        "antiphase": antiphase, "model": model, "tokenizer": text_tokenizer, "ids": ids,
-        "mask": torch.ones_like(ids),
+        "antiphase": antiphase, "model": model, "ids": ids, "mask": torch.ones_like(ids),
         "answer": torch.arange(9).expand(2, 9) == 4, "inputs": {"input_ids": ids, "max_new_tokens": 2},
         "query": torch.randn(1, 4, 6, 8), "key": torch.randn(1, 4, 6, 8), "value": torch.randn(1, 2, 6, 16),
-        "samples": [ids[:1], ids[1:]],
+        "samples": [ids[:1], ids[1:]], "tokenizer": text_tokenizer,
         "score": lambda model, samples: torch.stack([model(one).logits[0, -1, 5] for one in samples]),
     }  # fmt: skip
     for text in blocks(page, "python"):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from antiphase.base.errors import InputError, named
+from antiphase.base.typed import OPTIONAL
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import LoadingSettings
 from antiphase.lab.settings.flags import argument, flag
@@ -49,13 +50,13 @@ def check_texts(texts: Mapping[str, str | None], length: int) -> None:
     Raises:
         InputError: a text is empty or cannot be read, or the largest number of tokens is out of range.
     """
-    for field, text in texts.items():
+    for name, text in texts.items():
         if text is not None and not isinstance(text, str):
-            raise InputError(f"{named(field)} must be one text, got {type(text).__name__}")
+            raise InputError(f"{named(name)} must be one text, got {type(text).__name__}")
         if text is not None and not text.strip():
-            raise InputError(f"{named(field)} is empty; give a sentence to look at")
+            raise InputError(f"{named(name)} is empty; give a sentence to look at")
         if any("\ud800" <= letter <= "\udfff" for letter in text or ""):  # bytes from the shell that are not UTF-8
-            raise InputError(f"{named(field)} is not valid Unicode; write it in UTF-8")
+            raise InputError(f"{named(name)} is not valid Unicode; write it in UTF-8")
     if not 1 <= length <= LONGEST:
         raise InputError(
             f"{named('length')} must lie between 1 and {LONGEST}, got {length}: maps grow with its square; for longer "
@@ -135,6 +136,8 @@ class Look(Result):
     maps: list[StoredMaps]
     masks: list[StoredMask]
     runs: list[LearningCurve]
+    without_attention: list[int] | None = field(default=None, metadata=OPTIONAL)
+    """Layers of a hybrid model that attend to nothing, such as those of a state-space model."""
 
 
 RESULT = Look

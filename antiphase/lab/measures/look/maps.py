@@ -127,6 +127,13 @@ class Maps:
         return [one.layer for one in self._first_part()]
 
     @property
+    def without_attention(self) -> list[int]:
+        """Numbers of the layers that have none."""
+        count = getattr(self.config.get_text_config(), "num_hidden_layers", 0)
+        own = self.layers if len(self.layers) < count and self.found[0].part is None else range(count)
+        return [layer for layer in range(count) if layer not in own]
+
+    @property
     def tokens(self) -> list[str]:
         """The tokens of the keys; of a single text, also of the queries."""
         return self._texts(1)
@@ -195,7 +202,7 @@ class Maps:
         result = Look(
             model=self.model, model_type=self.config.model_type,
             attention_type=getattr(self.config, "attention_type", None), sequences=self.sequences, maps=maps,
-            masks=masks, runs=list(runs),
+            masks=masks, runs=list(runs), without_attention=self.without_attention or None,
         )  # fmt: skip
         return result, arrays
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from itertools import groupby
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy
@@ -26,6 +26,7 @@ from antiphase.base.records import Record
 from antiphase.lab.measures.look import Look, Token
 from antiphase.lab.measures.look.tables import (
     LayerMaps,
+    chosen_head,
     is_look,
     layer_table,
     layers_of,
@@ -37,7 +38,7 @@ from antiphase.lab.measures.look.tables import (
 from antiphase.lab.pages import tables
 from antiphase.lab.pages.html import check_page, template, write_page
 
-SCRIPTS = ("data", "style", "text", "plots", "events")
+SCRIPTS = ("data", "style", "text", "grid", "plots", "events")
 """Parts of the page's script, in order; later ones use what earlier ones define."""
 
 
@@ -56,7 +57,8 @@ def write_look(records: Sequence[Record], output: Path) -> Path:
 def look_page(records: Sequence[Record]) -> str:
     """The page as text."""
     blobs: dict[str, str] = {}
-    models = [_model(record, f"model{number}", blobs) for number, record in enumerate(records)]
+    names = short_names([Look.of(record).model for record in records])
+    models = [_model(record, names[number], f"model{number}", blobs) for number, record in enumerate(records)]
     folder = resources.files(__package__)
     parts = [(folder / "scripts" / f"{part}.js").read_text(encoding="utf-8") for part in SCRIPTS]
     script = '"use strict";\n{\n' + "\n".join(parts) + "}\n"
@@ -64,7 +66,7 @@ def look_page(records: Sequence[Record]) -> str:
         title=f"Attention of {', '.join(model['name'] for model in models)}",
         models=models,
         meta={"models": models},
-        sections=[_section(record) for record in records],
+        sections=[_section(record, name) for record, name in zip(records, names, strict=True)],
         blobs=blobs | {"plotly": _plotly()},
         script=script,
         hashes=[_hash(script), _hash(get_plotlyjs())],
@@ -79,9 +81,16 @@ def framed(page: str) -> str:
     )
 
 
-def _model(record: Record, name: str, blobs: dict[str, str]) -> dict[str, Any]:
+def short_names(models: Sequence[str]) -> list[str]:
+    """Names of models without their folders, where these are not needed to tell two apart."""
+    last = [PurePath(model).name or model for model in models]
+    return [model if last.count(short) > 1 else short for model, short in zip(models, last, strict=True)]
+
+
+def _model(record: Record, shown: str, name: str, blobs: dict[str, str]) -> dict[str, Any]:
     """Data of a record for the script; its arrays are added to ``blobs``."""
-    look, layers = Look.of(record), layers_of(record)
+    look, layers, chosen = Look.of(record), layers_of(record), chosen_head(record)
+    assert chosen is not None
     for number, mask in enumerate(look.masks):
         blobs[f"{name}-mask{number}"] = _packed(record.arrays[mask.array].astype(numpy.uint8).tobytes())
     for number, layer in enumerate(layers):
@@ -89,9 +98,10 @@ def _model(record: Record, name: str, blobs: dict[str, str]) -> dict[str, Any]:
     if "positions" in record.arrays:
         blobs[f"{name}-positions"] = _packed(numpy.asarray(record.arrays["positions"], dtype="<f4").tobytes())
     return {
-        "name": look.model,
+        "name": shown,
+        "chosen": {"layer": [layer.name for layer in layers].index(chosen[0].name), "head": chosen[1]},
         "sequences": {
-            key: [{"text": token.text} for token in sequence.tokens]
+            key: [{"text": token.text, "id": token.id} for token in sequence.tokens]
             for key, sequence in look.sequences.items()
         },
         "layers": [
@@ -133,7 +143,7 @@ def layer_bytes(layer: LayerMaps) -> bytes:
     return b"".join([*parts, layer.codes[..., layer.visible].tobytes()])
 
 
-def _section(record: Record) -> dict[str, Any]:
+def _section(record: Record, model: str) -> dict[str, Any]:
     """The part of the page that needs no script: pieces of each sequence, the table of layers, and the source."""
     look, sequences = Look.of(record), []
     for name, sequence in look.sequences.items():
@@ -144,7 +154,7 @@ def _section(record: Record) -> dict[str, Any]:
             "groups": [[{**vars(token), "number": number} for number, token in group] for _, group in grouped],
         })  # fmt: skip
     return {
-        "model": look.model,
+        "model": model,
         "remarks": remarks(record),
         "sequences": sequences,
         "tables": [table for table in (layer_table(record), tables.provenance(record)) if table is not None],

@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from antiphase.base.records import Record
 from antiphase.lab.measures.look import Look
-from antiphase.lab.measures.look.tables import LayerMaps, layers_of, mask_words, used_in
+from antiphase.lab.measures.look.tables import chosen_head, layers_of, mask_words, used_in
 from antiphase.lab.pages.figures import NotebookFigure
 from antiphase.lab.pages.plots import LABELLED_TOKENS, STYLE, label_tokens, signed_power, visible
 
@@ -219,26 +219,6 @@ def positions(record: Record) -> Figure | None:
     axes.grid(visible=False)
     figure.colorbar(image, ax=axes)
     return figure
-
-
-def chosen_head(record: Record) -> tuple[LayerMaps, int] | None:
-    """The layer and head with the largest share of Σ\\|A\\| on tokens other than the first and the query's own.
-
-    For an encoder–decoder, it is a head of cross-attention.
-    """
-    best: tuple[float, LayerMaps, int] | None = None
-    layers = layers_of(record)
-    aligned = [layer for layer in layers if layer.queries != layer.keys]
-    for layer in aligned or layers:
-        elsewhere = layer.shares.copy()
-        elsewhere[..., 0] = 0
-        if layer.queries == layer.keys:
-            places = numpy.arange(elsewhere.shape[1])
-            elsewhere[:, places, places] = 0
-        for head, share in enumerate((elsewhere**2).sum((-1, -2))):  # squared, to prefer concentrated weights
-            if best is None or share > best[0]:
-                best = float(share), layer, head
-    return None if best is None else best[1:]
 
 
 def _token_names(record: Record) -> dict[str, list[str]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from antiphase.base.records import Record
 from antiphase.lab.measures.look import Look, plots
 from antiphase.lab.measures.look.page import write_look
-from antiphase.lab.measures.look.tables import layer_table, mask_words
+from antiphase.lab.measures.look.tables import chosen_head, layer_table, mask_words
 from antiphase.lab.pages.presentation import Drawing, Presentation
 
 
 def _chosen(record: Record) -> str:
-    chosen = plots.chosen_head(record)
+    chosen = chosen_head(record)
     assert chosen is not None
     return (
         f"Layer {chosen[0].name}, head {chosen[1]}: the one whose attention is most concentrated on tokens "

@@ -116,6 +116,26 @@ def layers_of(record: Record) -> list[LayerMaps]:
     return found
 
 
+def chosen_head(record: Record) -> tuple[LayerMaps, int] | None:
+    """The layer and head with the largest share of Σ\\|A\\| on tokens other than the first and the query's own.
+
+    For an encoder–decoder, it is a head of cross-attention.
+    """
+    best: tuple[float, LayerMaps, int] | None = None
+    layers = layers_of(record)
+    aligned = [layer for layer in layers if layer.queries != layer.keys]
+    for layer in aligned or layers:
+        elsewhere = layer.shares.copy()
+        elsewhere[..., 0] = 0
+        if layer.queries == layer.keys:
+            places = numpy.arange(elsewhere.shape[1])
+            elsewhere[:, places, places] = 0
+        for head, share in enumerate((elsewhere**2).sum((-1, -2))):  # squared, to prefer concentrated weights
+            if best is None or share > best[0]:
+                best = float(share), layer, head
+    return None if best is None else best[1:]
+
+
 def _between(entry: StoredMaps, *, several: bool) -> str:
     if entry.queries != entry.keys:
         return f"{entry.queries} → {entry.keys}"
@@ -128,8 +148,12 @@ def used_in(layers: Sequence[LayerMaps]) -> str:
     if kinds:
         return ", ".join(kinds)
     numbers = [layer.layer for layer in layers]
-    listed = ", ".join(map(str, numbers[:6])) + (", …" if len(numbers) > 6 else "")
-    return f"layer{'s' if len(numbers) > 1 else ''} {listed}"
+    return f"layer{'s' if len(numbers) > 1 else ''} {listed(numbers[:6])}{', …' if len(numbers) > 6 else ''}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """``0, 2, 3``."""
+    return ", ".join(map(str, numbers))
 
 
 def mask_words(mask: StoredMask) -> str:
@@ -141,6 +165,9 @@ def mask_words(mask: StoredMask) -> str:
 def remarks(record: Record) -> list[str]:
     """Sentences on what the pictures do not show or what a reader would not expect of them."""
     layers, found = layers_of(record), []
+    if layers and (without := Look.of(record).without_attention):
+        several = len(without) > 1
+        found.append(f"Layer{'s' * several} {listed(without)} {'have' if several else 'has'} no attention.")
     lost = {index: share for index, layer in enumerate(layers) if (share := layer.lost) is not None}
     if lost:
         mean = sum(lost.values()) / len(lost)

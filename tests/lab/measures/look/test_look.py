@@ -317,6 +317,9 @@ def test_a_pair_shows_its_alignment_first_and_both_its_texts(pair, tmp_path, tex
         bound = 0.004 if layer.lam is None else 0.004 * (1 + float(layer.lam.max()))
         numpy.testing.assert_allclose(layer.weights, weights.numpy(), atol=bound)
     assert float(expected.max()) > 0.3
+    maps = antiphase.look(model, text_tokenizer, SENTENCE, TARGET)
+    torch.testing.assert_close(maps[1], expected[1].float(), atol=1e-3, rtol=0)
+    assert (len(maps.queries), maps.part("encoder")[0].shape[-1]) == (target.shape[1], source.shape[1])
     masks = [record.values["masks"][entry["mask"]]["kind"] for entry in record.values["maps"]]
     assert masks == ["global"] * 4 + ["causal"] * 2
     assert [layer.name for layer in layers][::2] == ["0 (target → source)", "0 (source)", "0 (target so far)"]

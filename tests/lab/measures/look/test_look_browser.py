@@ -3,15 +3,19 @@
 Skipped where Chromium or Playwright is not installed; Playwright's own downloads are not used.
 """
 
+import io
 import itertools
 import re
 import shutil
+from urllib.parse import parse_qs, urlencode
 
 import numpy
 import pytest
+from matplotlib.image import imread
 
-from antiphase.lab.measures.look.page import write_look
-from antiphase.lab.measures.look.tables import layers_of
+from antiphase.lab.measures.look.map_codes import encode
+from antiphase.lab.measures.look.page import framed, look_page, write_look
+from antiphase.lab.measures.look.tables import chosen_head, layers_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright for Python is not installed")
@@ -42,8 +46,10 @@ def show(browser, tmp_path):
     heard = []
     names = (f"page{number}.html" for number in itertools.count())
 
-    def opened(*records, **options):
+    def opened(*records, at=None, **options):
+        """``at``: the end of the address; by default that of the first head."""
         path = write_look(records, tmp_path / next(names))
+        at = urlencode({"layer": layers_of(records[0])[0].name, "head": 0}) if at is None else at
         context = browser.new_context(**(options or DESKTOP))
         context.set_offline(True)
         page = context.new_page()
@@ -52,7 +58,7 @@ def show(browser, tmp_path):
         page.on(
             "request", lambda request: request.url.startswith(("file:", "data:", "blob:")) or heard.append(request.url)
         )
-        page.goto(path.as_uri())
+        page.goto(f"{path.as_uri()}#{at}")
         page.wait_for_selector("html[data-ready]", timeout=60_000)
         return page
 
@@ -169,6 +175,7 @@ def test_hovering_shows_the_weight(show, look_record):
     record = look_record()
     layer = layers_of(record)[0]
     page = show(record)
+    page.locator("#map").scroll_into_view_if_needed()
     box = page.locator("#map .plot .hm, #map .heatmaplayer").first.bounding_box()
     side = box["width"] / 7, box["height"] / 7
     for query, key in ((6, 2), (4, 0), (5, 5)):
@@ -272,6 +279,7 @@ def test_text_of_others_is_only_text(show, look_record, hostile_words):
     record.values["runs"] = [{"arm": hostile_words[0], "seed": 1, "curve": [{"step": 1, "loss": 2.0}]}]
     page = show(record)
     title = page.title()
+    page.locator("#map").scroll_into_view_if_needed()
     box = page.locator("#map .heatmaplayer").bounding_box()
     side = box["width"] / 13, box["height"] / 13
     for key in range(5):
@@ -283,7 +291,7 @@ def test_text_of_others_is_only_text(show, look_record, hostile_words):
         )
         page.click(f"#queries-{key}")
         assert hostile_words[key][:20] in words(page, "#said")
-    assert page.title() == title == f"Attention of {hostile_words[0]}"
+    assert page.title() == title == f"Attention of {hostile_words[0].rpartition('/')[2]}"
     assert page.locator("img, a, svg a").count() == 0
     assert page.locator("#queries b").count() == 0
     assert page.locator("#queries-0").inner_text() == hostile_words[0]
@@ -344,7 +352,7 @@ def test_several_models_stand_on_one_page(show, look_record):
     ]
     page = show(*records)
     page.select_option("#layer", "2")
-    page.select_option("#model", label="runs/other")
+    page.select_option("#model", label="other")
     assert page.locator("#layer option").count() == 1
     numpy.testing.assert_allclose(numpy.nan_to_num(drawn(page)), layers_of(records[1])[0].weights[0], atol=1e-6)
     assert page.locator("#maps").is_hidden()
@@ -435,3 +443,96 @@ def test_a_second_map_that_is_added_is_named_where_its_factor_stands(show, look_
     page.select_option("#head", "2")
     assert "added" not in words(page, "#lambda")
     assert page.locator(".remark").is_visible()
+
+
+def told(page):
+    """The state in the address."""
+    return {name: values[0] for name, values in parse_qs(page.url.partition("#")[2]).items()}
+
+
+MARK = "() => ['top', 'left', 'width'].map((one) => parseFloat(document.getElementById('grid-mark').style[one]))"
+WHITE, RED, BLUE, HIDDEN = numpy.array([[255, 255, 255], [202, 62, 20], [26, 96, 196], [228, 231, 235]])
+
+
+def test_the_grid_shows_every_head_and_a_click_shows_it_large(show, look_record):
+    record = look_record(layers=3, heads=4)
+    page = show(record)
+    page.wait_for_selector("#grid[data-drawn=yes]")
+    sheet = 255 * imread(io.BytesIO(page.locator("#grid").screenshot()))[..., :3]
+    layers = layers_of(record)
+    for index, head in ((0, 0), (1, 3), (2, -1)):
+        page.select_option("#layer", str(index))
+        page.select_option("#head", str(head))
+        top, left, width = page.evaluate(MARK)
+        weights = layers[index].weights.mean(0) if head < 0 else layers[index].weights[head]
+        for query, key in ((6, 0), (4, 2), (6, 3), (0, 5)):
+            weight = weights[query, key]
+            shade = WHITE + numpy.sqrt(abs(weight)) * ((BLUE if weight < 0 else RED) - WHITE)
+            row, column = (round(at + 2 + (cell + 0.5) / 7 * (width - 4)) for at, cell in ((top, query), (left, key)))
+            numpy.testing.assert_allclose(sheet[row, column], shade if query >= key else HIDDEN, atol=1.5)
+    page.select_option("#layer", "0")
+    page.locator("#grid").click(position={"x": left + 9, "y": top + 9})
+    assert words(page, "#map-title").startswith("Layer 2, mean over heads")
+    page.wait_for_function("() => document.getElementById('map').getBoundingClientRect().bottom <= innerHeight")
+    page.focus("#grid")
+    for key in ("ArrowLeft", "ArrowUp", "ArrowRight"):
+        page.keyboard.press(key)
+    assert (told(page)["layer"], told(page)["head"]) == ("1", "mean")
+    numpy.testing.assert_allclose(numpy.nan_to_num(drawn(page)), layers[1].weights.mean(0), atol=1e-6)
+
+
+def test_the_address_keeps_what_is_shown(show, look_record):
+    record = look_record()
+    page = show(record, at="")
+    layer, head = chosen_head(record)
+    assert (told(page)["layer"], told(page)["head"]) == (layer.name, str(head)), "it opens on the chosen head"
+    page.select_option("#layer", "1")
+    page.select_option("#head", "2")
+    page.check("input[value=second]")
+    page.select_option("#scale", "log")
+    page.check("#first")
+    page.click("#queries-4")
+    second = layers_of(record)[1].maps[2, 1]
+    other = show(record, at=page.url.partition("#")[2])
+    for one in (page, other):
+        assert list(told(one).values())[:6] == ["1", "2", "second", "log", "off", "4"]
+        found = one.evaluate("document.getElementById('map').data[0].z.map((row) => Array.from(row, Number))")
+        expected = numpy.clip(1 + numpy.log10(numpy.maximum(second, 1e-4)) / 4, 0, 1) * layers_of(record)[1].visible
+        expected[:, 0] = 0
+        numpy.testing.assert_allclose(found, expected, atol=1e-5)
+        assert one.locator("#strongest th").first.inner_text().startswith(f"{1 + int(second[4, 1:].argmax())} ")
+        assert one.is_checked("#first")
+    other.evaluate("location.hash = 'layer=0&head=nonsense&scale=linear&query=99'")
+    other.wait_for_function("() => document.getElementById('layer').value === '0'")
+    assert [told(other)[name] for name in ("layer", "head", "scale", "query")] == ["0", "2", "linear", "6"]
+
+
+def test_heads_are_sorted_by_what_they_do_and_sinks_are_named(show, look_record):
+    record = look_record(words=["ab", "cd", "ef", "gh"] * 12, differential=False)
+    for place, token in enumerate(record.values["sequences"]["text"]["tokens"]):
+        token["id"] = place % 4
+    maps = numpy.zeros((3, 1, 48, 48), numpy.float32)
+    for query in range(48):
+        maps[0, 0, query, max(0, query - 1)] = 1
+        maps[1, 0, query, query - 3 if query > 3 else 0] = 1  # what followed the same token
+        maps[2, 0, query, min(query, 7)] = 1
+    record.arrays["maps.1.codes"], record.arrays["maps.1.scales"] = encode(maps)
+    page = show(record, at="layer=1&head=2")
+    for head, measure in enumerate(("previous", "induction")):
+        page.select_option("#measure", measure)
+        assert words(page, "#ranking tbody tr:first-child") == f"layer 1, head {head} 1.000"
+    assert words(page, "#sinks") == "Sinks of this map: 7 “gh” 1.000."
+    assert page.locator("#map .xtick text").all_text_contents() == ["gh"]
+    page.click("#ranking button >> nth=0")
+    assert words(page, "#map-title") == "Layer 1, head 1"
+
+
+def test_the_page_works_within_a_notebook(browser, look_record, tmp_path):
+    (tmp_path / "notebook.html").write_text(f"<p>cell</p>{framed(look_page([look_record()]))}", encoding="utf-8")
+    page = browser.new_context(**DESKTOP, offline=True).new_page()
+    page.goto((tmp_path / "notebook.html").as_uri())
+    frame = page.frame_locator("iframe")
+    frame.locator("html[data-ready]").wait_for(timeout=60_000)
+    frame.locator("#layer").select_option("1")
+    assert frame.locator("#map-title").inner_text().startswith("Layer 1")
+    assert page.url.endswith("notebook.html"), "the address is the notebook's"

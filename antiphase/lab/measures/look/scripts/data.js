@@ -2,6 +2,7 @@
 // weights of a map, and measures a head. The difference of two maps is computed here.
 
 const STEPS = 255;
+const MEAN = -1; // instead of a head's number: the mean over all heads of a layer
 const $ = (id) => document.getElementById(id);
 const meta = JSON.parse($("meta").textContent);
 const narrow = matchMedia("(max-width: 600px)");
@@ -73,6 +74,10 @@ function softmaxMap(layer, head, which) {
 }
 
 function weightsOf(layer, head, map) {
+  if (head === MEAN) {
+    const all = Array.from({ length: layer.heads }, (_, one) => weightsOf(layer, one, map));
+    return all[0].map((row, n) => row.map((_, m) => all.reduce((sum, rows) => sum + rows[n][m], 0) / all.length));
+  }
   if (layer.each === 1 || map === "first") return softmaxMap(layer, head, 0);
   const second = softmaxMap(layer, head, 1);
   if (map === "second") return second;
@@ -82,11 +87,21 @@ function weightsOf(layer, head, map) {
   });
 }
 
-// Means over queries of the weights that multiply the values, as shares of the sum of |weight|.
-function measures(layer, head) {
+// For each query the keys behind an earlier occurrence of its token, where induction heads look; null without any.
+function followers(tokens) {
+  const found = tokens.map((token, n) => tokens.flatMap((other, m) => (m + 1 < n && other.id === token.id ? [m + 1] : [])));
+  return found.some((keys) => keys.length) ? found : null;
+}
+
+// Means over queries of the weights that multiply the values, as shares of the sum of |weight|. Those of induction are
+// over the queries whose token has occurred before.
+function measures(layer, head, tokens) {
   const rows = weightsOf(layer, head, "difference");
   const [N, M] = layer.shape;
-  const found = { first: 0, entropy: 0, distance: 0, negative: 0 };
+  const isSelf = layer.queries === layer.keys;
+  const found = { first: 0, entropy: 0, distance: 0, negative: 0, previous: 0 };
+  const after = isSelf ? (tokens.followers ??= followers(tokens)) : null;
+  let induction = 0;
   rows.forEach((row, n) => {
     let total = 0;
     for (const weight of row) total += Math.abs(weight);
@@ -99,7 +114,9 @@ function measures(layer, head) {
       if (weight < 0) found.negative += share;
     });
     found.first += Math.abs(row[0]) / total;
+    if (isSelf && n) found.previous += Math.abs(row[n - 1]) / total;
+    if (after) for (const m of after[n]) induction += Math.abs(row[m]) / total;
   });
-  for (const name in found) found[name] /= N;
-  return found;
+  for (const name in found) found[name] /= name === "previous" ? Math.max(1, N - 1) : N;
+  return { ...found, induction: after && induction / after.filter((keys) => keys.length).length };
 }

@@ -2,6 +2,9 @@
 
 function listen() {
   for (const name of ["model", "layer", "head"]) $(name).addEventListener("change", () => choose({ [name]: Number($(name).value) }));
+  $("scale").addEventListener("change", () => choose({ scale: $("scale").value }));
+  $("first").addEventListener("change", () => choose({ first: !$("first").checked }));
+  addEventListener("hashchange", () => choose(remembered()));
   for (const input of document.querySelectorAll("input[name=map]")) input.addEventListener("change", () => choose({ map: input.value }));
   for (const input of document.querySelectorAll("input[name=side]")) input.addEventListener("change", () => choose({ side: input.value }));
   for (const form of document.forms) form.addEventListener("submit", (event) => event.preventDefault());
@@ -37,13 +40,29 @@ function listen() {
     if (change) choose(change);
     return Boolean(change);
   });
-  keys("overview", (key) => {
-    const change = {
-      ArrowUp: { layer: state.layer - 1 }, ArrowDown: { layer: state.layer + 1 }, ArrowLeft: { head: state.head - 1 }, ArrowRight: { head: state.head + 1 },
-    }[key];
-    if (change && "layer" in change) change.layer = clamp(change.layer, model().layers.length);
-    if (change) choose(change);
-    return Boolean(change);
+  const moves = { ArrowUp: ["layer", -1], ArrowDown: ["layer", 1], ArrowLeft: ["head", -1], ArrowRight: ["head", 1] };
+  const turned = { ArrowUp: ["head", -1], ArrowDown: ["head", 1], ArrowLeft: ["layer", -1], ArrowRight: ["layer", 1] };
+  for (const id of ["overview", "grid"]) {
+    keys(id, (key) => {
+      const [field, step] = (id === "grid" && grid.isAcross ? turned : moves)[key] ?? [];
+      if (!field) return false;
+      const count = field === "layer" ? model().layers.length : layer().heads;
+      const from = field === "head" && state.head === MEAN ? count : state[field]; // the mean stands behind the last head
+      const next = clamp(from + step, id === "grid" && field === "head" ? count + 1 : count);
+      choose({ [field]: field === "head" && next === count ? MEAN : next });
+      return true;
+    });
+  }
+  const under = (event) => grid.at(event.offsetX, event.offsetY);
+  $("grid").addEventListener("mousemove", (event) => {
+    const found = under(event);
+    $("grid").title = found ? `layer ${model().layers[found.layer].name}, ${headName(found.head)}` : "";
+  });
+  $("grid").addEventListener("click", (event) => {
+    const found = under(event);
+    if (!found) return;
+    choose(found);
+    $("map-part").scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
   });
   $("map").on("plotly_click", (event) => choose({ query: event.points[0].y, key: event.points[0].x }));
   $("overview").on("plotly_click", (event) => {
@@ -65,7 +84,7 @@ function listen() {
 function save(id, format) {
   const { data, layout } = $(id);
   const width = layout.width ?? $(id).clientWidth;
-  const place = { map: `-layer${state.layer}-head${state.head}`, heads: `-layer${state.layer}` }[id] ?? "";
+  const place = { map: `-layer${state.layer}-${state.head === MEAN ? "mean" : `head${state.head}`}`, heads: `-layer${state.layer}` }[id] ?? "";
   Plotly.downloadImage(
     { data, layout: { ...layout, width, paper_bgcolor: style("--page") } },
     { format, width, height: layout.height, scale: format === "png" ? 2 : 1, filename: `attention-${id}${place}` },
@@ -86,12 +105,13 @@ function keys(id, act) {
 }
 
 function drawAll() {
-  weights = weightsOf(layer(), state.head, state.map);
+  weights = shownWeights(layer(), state.head);
   drawMeasureChoice();
   drawControls();
   drawTokens();
   drawMap();
   shade();
+  drawGrid();
   drawOverview();
   drawHeads();
   drawMasks();
@@ -104,8 +124,12 @@ async function start() {
     if (typeof DecompressionStream === "undefined") throw new Error("this browser cannot unpack gzip (DecompressionStream); a version of 2023 or later can");
     await loadPlotly();
     for (const one of meta.models) await loadModel(one);
-    state.query = layer().shape[0] - 1;
+    Object.assign(state, model().chosen);
+    Object.assign(state, { query: layer().shape[0] - 1 }, remembered());
+    state.query = clamp(state.query, layer().shape[0]);
+    state.key = clamp(state.key, layer().shape[1]);
     drawAll();
+    remember();
     reveal("queries", state.query);
     listen();
     $("viewer").setAttribute("aria-busy", "false");

@@ -1,6 +1,19 @@
 // The plots: a map, all heads of a layer, all heads of the model, masks, positions and learning curves.
 
-const cells = (rows) => rows.map((row, n) => Array.from(row, (weight, m) => (visible(n, m) ? root(weight) : null)));
+const cells = (rows) => rows.map((row, n) => Array.from(row, (weight, m) => (visible(n, m) ? tone(weight) : null)));
+// Keys that take much more than their share of this map: with the mean weight that they get from queries that see them.
+const ALPHA = 5, MOST_SINKS = 6;
+function sinksOf(rows) {
+  const [N, M] = layer().shape;
+  const found = [];
+  for (let m = 0; m < M; m++) {
+    let sum = 0, queries = 0;
+    for (let n = 0; n < N; n++) if (visible(n, m)) { sum += Math.abs(rows[n][m]); queries++; }
+    if (queries >= N / ALPHA && sum / queries > ALPHA / M) found.push({ key: m, received: sum / queries });
+  }
+  return found.sort((a, b) => b.received - a.received).slice(0, MOST_SINKS);
+}
+
 const largestOf = (maps) => {
   let largest = 1e-9;
   for (const rows of maps) for (const row of rows) for (const weight of row) largest = Math.max(largest, Math.abs(weight));
@@ -13,12 +26,19 @@ function isLabelled(which) {
   return tokens(which).length <= (narrow.matches ? 24 : LABELLED);
 }
 
-function tokenAxis(which, title) {
+// Every token where there are few, else the sinks alone, which are bold.
+function tokenAxis(which, title, sinks) {
   const list = tokens(which);
   const few = isLabelled(which);
-  const labels = few
-    ? { tickmode: "array", tickvals: list.map((_, index) => index), ticktext: list.map((token) => escaped(short(token.text, 10)) || "∅"), tickfont: { size: list.length > 28 ? 9 : 11 } }
-    : { title: { text: title, font: { size: 12 } } };
+  const bold = new Set(sinks.map((sink) => sink.key));
+  const apart = [];
+  for (const { key } of sinks) if (apart.every((other) => Math.abs(other - key) > list.length / 20)) apart.push(key);
+  const named = few ? list.map((_, index) => index) : apart; // names do not overlap
+  const text = (index) => escaped(short(list[index].text, 10)) || "∅";
+  const labels = {
+    ...(named.length ? { tickmode: "array", tickvals: named, ticktext: named.map((index) => (bold.has(index) ? `<b>${text(index)}</b>` : text(index))) } : {}),
+    ...(few ? { tickfont: { size: list.length > 28 ? 9 : 11 } } : { title: { text: title, font: { size: 12 } } }),
+  };
   return { showgrid: false, zeroline: false, automargin: true, ...labels };
 }
 
@@ -26,7 +46,8 @@ function drawMap() {
   const [N, M] = layer().shape;
   const signed = isSigned();
   const largest = largestOf([weights]);
-  const end = Math.sqrt(largest);
+  const end = Math.abs(tone(largest)) || 1e-9;
+  const sinks = sinksOf(weights);
   const queries = tokens("queries").map((token, n) => `query ${n} “${escaped(short(token.text, 24))}”`);
   const keys = tokens("keys").map((token, m) => `key ${m} “${escaped(short(token.text, 24))}”`);
   const trace = {
@@ -39,10 +60,11 @@ function drawMap() {
   const height = Math.max(220, Math.min(620, (width - 110) * (N / M) + 80));
   draw("map", [trace], {
     height, margin: { l: 46, r: 8, t: 8, b: 46 }, shapes: marks(),
-    xaxis: { ...tokenAxis("keys", "key"), tickangle: isLabelled("keys") ? -60 : 0, range: [-0.5, M - 0.5] },
-    yaxis: { ...tokenAxis("queries", "query"), range: [N - 0.5, -0.5] },
+    xaxis: { ...tokenAxis("keys", "key", sinks), tickangle: isLabelled("keys") || sinks.length ? -60 : 0, range: [-0.5, M - 0.5] },
+    yaxis: { ...tokenAxis("queries", "query", []), range: [N - 0.5, -0.5] },
   });
-  $("map-title").textContent = `Layer ${layer().name}, head ${state.head}${layer().each === 2 ? `: ${{ difference: "first − λ · second", first: "first map", second: "second map" }[state.map]}` : ""}`;
+  $("sinks").textContent = sinks.length ? `Sinks of this map: ${sinks.map((sink) => `${named("keys", sink.key)} ${number(sink.received)}`).join(", ")}.` : "";
+  $("map-title").textContent = `Layer ${layer().name}, ${headName(state.head)}${layer().each === 2 ? `: ${{ difference: "first − λ · second", first: "first map", second: "second map" }[state.map]}` : ""}`;
   sayCell();
 }
 
@@ -63,13 +85,19 @@ function markCell() {
 function sayCell() {
   const seen = visible(state.query, state.key);
   $("cell").textContent = `Query ${named("queries", state.query)}, key ${named("keys", state.key)}: ` +
-    (seen ? number(weights[state.query][state.key]) : "hidden by the mask") + ".";
+    (seen ? number(weights[state.query][state.key]) : hiddenBy(state.key)) + ".";
 }
 
-const NAMES = { first: "share on the first token", entropy: "entropy, nats", distance: "mean distance, tokens", negative: "negative share" };
+const NAMES = {
+  first: "share on the first token", previous: "share on the previous token", induction: "share on what followed the token before",
+  entropy: "entropy, nats", distance: "mean distance, tokens", negative: "negative share",
+};
+const RANKED = 10; // heads in the ranking
 
 function drawMeasureChoice() {
-  const has = { negative: model().layers.some((one) => one.each === 2), distance: model().layers.every((one) => one.queries === one.keys) };
+  const isSelf = model().layers.every((one) => one.queries === one.keys);
+  const repeats = isSelf && model().layers.every((one) => followers(model().sequences[one.queries]));
+  const has = { negative: model().layers.some((one) => one.each === 2), distance: isSelf, previous: isSelf, induction: repeats };
   for (const option of $("measure").options) option.hidden = option.disabled = has[option.value] === false;
   if ($("measure").selectedOptions[0].disabled) $("measure").value = "first";
 }
@@ -77,22 +105,38 @@ function drawMeasureChoice() {
 function drawOverview() {
   const measure = $("measure").value;
   const layers = model().layers;
-  for (const one of layers) one.measures ??= Array.from({ length: one.heads }, (_, head) => measures(one, head));
+  for (const one of layers) one.measures ??= Array.from({ length: one.heads }, (_, head) => measures(one, head, model().sequences[one.queries]));
   const heads = Math.max(...layers.map((one) => one.heads));
   const z = layers.map((one) => Array.from({ length: heads }, (_, head) => (head < one.heads ? one.measures[head][measure] : null)));
   const most = Math.max(1e-6, ...z.flat().filter((value) => value !== null));
   draw("overview", [{
-    type: "heatmap", z, zmin: 0, zmax: measure === "first" || measure === "negative" ? Math.min(1, most) : most, xgap: 2, ygap: 2,
+    type: "heatmap", z, zmin: 0, zmax: most, xgap: 2, ygap: 2,
     colorscale: scaleOf(false), hoverongaps: false, colorbar: { thickness: 12, outlinewidth: 0 },
     hovertemplate: "layer %{y}, head %{x}<br><b>%{z:.3f}</b><extra></extra>", y: layers.map((_, index) => index),
   }], {
     height: Math.max(170, Math.min(460, 90 + 26 * layers.length)), margin: { l: 46, r: 8, t: 8, b: 42 },
     xaxis: { title: { text: "head" }, showgrid: false, zeroline: false, dtick: heads > 16 ? 4 : 1, range: [-0.5, heads - 0.5] },
     yaxis: { title: { text: "layer", standoff: 8 }, automargin: true, showgrid: false, zeroline: false, tickmode: "array", tickvals: layers.map((_, index) => index).filter((index) => layers.length <= 16 || index % 4 === 0), ticktext: layers.map((one) => escaped(one.name)).filter((_, index) => layers.length <= 16 || index % 4 === 0), range: [layers.length - 0.5, -0.5] },
-    shapes: [{ type: "rect", x0: state.head - 0.5, x1: state.head + 0.5, y0: state.layer - 0.5, y1: state.layer + 0.5, line: { color: style("--text"), width: 3 } }],
+    shapes: state.head === MEAN ? [] : [{ type: "rect", x0: state.head - 0.5, x1: state.head + 0.5, y0: state.layer - 0.5, y1: state.layer + 0.5, line: { color: style("--text"), width: 3 } }],
   });
-  const value = layer().measures[state.head][measure];
-  $("overview-said").textContent = `Layer ${layer().name}, head ${state.head}: ${NAMES[measure]} ${value.toFixed(3)}, mean over queries.`;
+  const value = state.head === MEAN ? mean(layer().measures.map((found) => found[measure])) : layer().measures[state.head][measure];
+  $("overview-said").textContent = `Layer ${layer().name}, ${headName(state.head)}: ${NAMES[measure]} ${value.toFixed(3)}, mean over queries.`;
+  drawRanking(measure);
+}
+
+const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
+
+function drawRanking(measure) {
+  const heads = model().layers.flatMap((one, index) => one.measures.map((found, head) => ({ index, head, value: found[measure] })));
+  const best = heads.sort((a, b) => b.value - a.value).slice(0, RANKED);
+  $("ranking").caption.textContent = `Heads with the largest ${NAMES[measure]}`;
+  $("ranking").tBodies[0].replaceChildren(...best.map(({ index, head, value }) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = `layer ${model().layers[index].name}, head ${head}`;
+    button.addEventListener("click", () => choose({ layer: index, head }));
+    return barRow(button, value.toFixed(3), value / (best[0].value || 1), "--positive");
+  }));
 }
 
 // Small plots side by side: traces with their own axes, and a title above each.
@@ -132,9 +176,9 @@ let headsLayout = null; // function of the highlighted head
 
 function drawHeads() {
   const one = layer();
-  const all = Array.from({ length: one.heads }, (_, head) => weightsOf(one, head, state.map));
+  const all = Array.from({ length: one.heads }, (_, head) => shownWeights(one, head));
   const signed = isSigned();
-  const end = Math.sqrt(largestOf(all));
+  const end = Math.abs(tone(largestOf(all))) || 1e-9;
   const [N, M] = one.shape;
   const width = $("heads").clientWidth || 360;
   const grid = panels(one.heads, 10, Math.max(0.3, Math.min(1.6, N / M)), width);

@@ -14,7 +14,12 @@ const number = (weight) => {
   return (weight < 0 ? "−" : "") + digits;
 };
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-const root = (weight) => Math.sign(weight) * Math.sqrt(Math.abs(weight));
+const FAINTEST = 1e-4; // weight that the logarithmic scale shows as nothing
+const TONES = {
+  root: Math.sqrt, linear: (size) => size, log: (size) => Math.max(0, 1 - Math.log10(Math.max(size, FAINTEST)) / Math.log10(FAINTEST)),
+};
+// How strong a colour is for a weight, from -1 to 1.
+const tone = (weight) => Math.sign(weight) * TONES[state.scale](Math.abs(weight));
 
 function scaleOf(signed) {
   const middle = style("--none");
@@ -23,9 +28,10 @@ function scaleOf(signed) {
 }
 
 function ticksOf(largest, signed) {
-  const sizes = [0, 0.01, 0.05, 0.2, 0.5, 1].filter((size) => size <= largest * 1.001);
+  const steps = { root: [0, 0.01, 0.05, 0.2, 0.5, 1], linear: [0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1], log: [0, 0.001, 0.01, 0.1, 1] };
+  const sizes = steps[state.scale].filter((size) => size <= largest * 1.001);
   const values = signed ? [...sizes.slice(1).reverse().map((size) => -size), ...sizes] : sizes;
-  return { tickvals: values.map(root), ticktext: values.map((value) => String(value).replace("-", "−")) };
+  return { tickvals: values.map(tone), ticktext: values.map((value) => String(value).replace("-", "−")) };
 }
 
 function layoutOf(more) {

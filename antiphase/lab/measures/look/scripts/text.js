@@ -1,18 +1,52 @@
 // What is selected, the controls that select it, and the texts shaded by the weights of the selected token.
 
-const state = { model: 0, layer: 0, head: 0, map: "difference", side: "from", query: 0, key: 0 };
+const state = { model: 0, layer: 0, head: 0, map: "difference", scale: "root", first: true, side: "from", query: 0, key: 0 };
 let weights = []; // of the displayed head
 const model = () => meta.models[state.model];
 const layer = () => model().layers[state.layer];
 const tokens = (which) => model().sequences[layer()[which]];
 const isSelf = () => layer().queries === layer().keys;
 const isSigned = () => layer().each === 2 && state.map === "difference";
-const visible = (query, key) => layer().bits[query * layer().shape[1] + key] === 1;
+// By the mask, and with "without the first token" no first key.
+const isVisible = (one, query, key) => one.bits[query * one.shape[1] + key] === 1 && (key > 0 || state.first);
+const visible = (query, key) => isVisible(layer(), query, key);
+const hiddenBy = (key) => (key || state.first ? "hidden by the mask" : "left out");
+const headName = (head) => (head === MEAN ? "mean over heads" : `head ${head}`);
 const named = (which, index) => `${index} “${short(tokens(which)[index].text, 24)}”`;
 const clamp = (value, count) => Math.max(0, Math.min(count - 1, value));
 
+function shownWeights(one, head) {
+  const rows = weightsOf(one, head, state.map);
+  if (!state.first) for (const row of rows) row[0] = 0;
+  return rows;
+}
+
 function options(select, labels, chosen) {
   select.replaceChildren(...labels.map((label, index) => new Option(label, index, false, index === chosen)));
+}
+
+// The state as the end of the address, and back. A page within another has no address of its own.
+function remember() {
+  if (location.protocol === "about:") return;
+  const said = new URLSearchParams({ layer: layer().name, head: state.head === MEAN ? "mean" : state.head });
+  if (meta.models.length > 1) said.set("model", state.model);
+  if (layer().each === 2) said.set("map", state.map);
+  said.set("scale", state.scale);
+  if (!state.first) said.set("first", "off");
+  said.set("query", state.query);
+  said.set("key", state.key);
+  history.replaceState(null, "", `#${said}`);
+}
+
+function remembered() {
+  const said = new URLSearchParams(location.hash.slice(1));
+  const index = (name, count) => (/^\d+$/.test(said.get(name) ?? "") && Number(said.get(name)) < count ? { [name]: Number(said.get(name)) } : {});
+  const one = (name, known) => (known.includes(said.get(name)) ? { [name]: said.get(name) } : {});
+  const found = { ...index("model", meta.models.length), ...one("map", ["difference", "first", "second"]), ...one("scale", Object.keys(TONES)) };
+  const layers = meta.models[found.model ?? state.model].layers;
+  const place = layers.findIndex((each) => each.name === said.get("layer"));
+  if (place >= 0) Object.assign(found, { layer: place }, said.get("head") === "mean" ? { head: MEAN } : index("head", layers[place].heads));
+  return { ...found, ...index("query", Infinity), ...index("key", Infinity), ...(said.size ? { first: said.get("first") !== "off" } : {}) };
 }
 
 function choose(change) {
@@ -20,31 +54,38 @@ function choose(change) {
   Object.assign(state, change);
   if (state.model !== before.model) state.layer = clamp(state.layer, model().layers.length);
   const [N, M] = layer().shape;
-  state.head = clamp(state.head, layer().heads);
+  if (state.head !== MEAN) state.head = clamp(state.head, layer().heads);
   state.query = clamp(state.query, N);
   state.key = clamp(state.key, M);
   const changed = (...names) => names.some((name) => state[name] !== before[name]);
   if (changed("model")) { drawMasks(); drawPositions(); drawCurves(); drawMeasureChoice(); }
   if (changed("model", "layer")) drawTokens();
-  if (changed("model", "layer", "head", "map")) {
-    weights = weightsOf(layer(), state.head, state.map);
+  if (changed("model", "layer", "head", "map", "scale", "first")) {
+    weights = shownWeights(layer(), state.head);
     drawControls();
     drawMap();
     drawOverview();
-    if (changed("model", "layer", "map")) drawHeads();
+    if (changed("model", "layer", "map", "scale", "first")) drawHeads();
     else markHead();
+    if (changed("model", "map", "scale", "first")) drawGrid();
+    else markGrid();
   } else if (changed("query", "key")) markCell();
   shade();
+  remember();
 }
 
 function drawControls() {
   options($("layer"), model().layers.map((one) => one.name), state.layer);
   options($("head"), Array.from({ length: layer().heads }, (_, head) => String(head)), state.head);
+  $("head").append(new Option("mean", MEAN, false, state.head === MEAN));
   $("model").value = state.model;
+  $("scale").value = state.scale;
+  $("first").checked = !state.first;
+  document.querySelector(`input[name=map][value=${state.map}]`).checked = true;
   $("maps").hidden = layer().each === 1;
   const lambdas = layer().lambda;
   $("lambda").textContent = "";
-  if (lambdas) {
+  if (lambdas && state.head !== MEAN) {
     const N = layer().shape[0];
     const own = lambdas.slice(state.head * N, (state.head + 1) * N);
     const low = Math.min(...own), high = Math.max(...own);
@@ -94,9 +135,9 @@ function shade() {
       span.title = "";
       if (box !== shadedBox) continue;
       const weight = values[index];
-      const alpha = strongest * Math.sqrt(Math.abs(weight) / largest);
+      const alpha = (strongest * Math.abs(tone(weight))) / tone(largest);
       if (weight) span.style.background = `rgba(${style(weight < 0 ? "--negative" : "--positive")}, ${alpha.toFixed(3)})`;
-      span.title = seen(index) ? `${number(weight)} · token ${index}` : `hidden by the mask · token ${index}`;
+      span.title = seen(index) ? `${number(weight)} · token ${index}` : `${hiddenBy(from ? index : chosen)} · token ${index}`;
     }
   }
   choosing.setAttribute("aria-activedescendant", `${choosing.id}-${chosen}`);
@@ -105,21 +146,26 @@ function shade() {
   const best = order.slice(0, 3).map((index) => `${named(others, index)} ${number(values[index])}`).join(", ");
   $("said").textContent = from ? `Token ${what} looks at ${best || "nothing"}.` : `Token ${what} is looked at by ${best || "nothing"}.`;
   $("strongest").caption.textContent = from ? `Where ${what} looks most` : `Who looks most at ${what}`;
-  $("strongest").tBodies[0].replaceChildren(...order.map((index) => {
-    const row = document.createElement("tr");
-    const head = document.createElement("th");
-    head.scope = "row";
-    head.textContent = named(others, index);
-    const cell = document.createElement("td");
-    cell.className = "number";
-    cell.textContent = number(values[index]);
-    const barCell = document.createElement("td");
-    const bar = document.createElement("span");
-    bar.className = "bar";
-    bar.style.width = `${(100 * Math.abs(values[index])) / largest}%`;
-    bar.style.background = `rgb(${style(values[index] < 0 ? "--negative" : "--positive")})`;
-    barCell.append(bar);
-    row.append(head, cell, barCell);
-    return row;
-  }));
+  $("strongest").tBodies[0].replaceChildren(...order.map((index) => barRow(
+    named(others, index), number(values[index]), Math.abs(values[index]) / largest, values[index] < 0 ? "--negative" : "--positive",
+  )));
+}
+
+// A row of a table: a name (text or an element), a number, and a bar of a share of the width.
+function barRow(name, text, share, colour) {
+  const row = document.createElement("tr");
+  const head = document.createElement("th");
+  head.scope = "row";
+  head.append(name);
+  const cell = document.createElement("td");
+  cell.className = "number";
+  cell.textContent = text;
+  const barCell = document.createElement("td");
+  const bar = document.createElement("span");
+  bar.className = "bar";
+  bar.style.width = `${100 * share}%`;
+  bar.style.background = `rgb(${style(colour)})`;
+  barCell.append(bar);
+  row.append(head, cell, barCell);
+  return row;
 }
