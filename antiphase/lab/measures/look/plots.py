@@ -100,17 +100,18 @@ def one_head(record: Record) -> Figure | None:
     return figure
 
 
-@matplotlib.rc_context(STYLE)
 def one_map(
     weights: numpy.ndarray, title: str, queries: Sequence[str], keys: Sequence[str], axes: Axes | None = None
 ) -> Axes:
     """Draw a map (N, M), NaN where hidden, on ``axes`` or those of a new figure of pyplot, and its colour bar."""
-    if axes is None:
-        _, axes = pyplot.subplots(figsize=(6.4, _height(weights.shape)), layout="constrained")
-    image = draw_map(axes, weights, *([visible(text, 14) for text in side] for side in (queries, keys)),
-                     *_scale([numpy.nan_to_num(weights)]))  # fmt: skip
-    axes.set(title=title, xlabel="key token", ylabel="query token")
-    _label_scale(axes.figure.colorbar(image, ax=axes, label="weight"))
+    if axes is None:  # outside the context, which would undo the settings with which a notebook shows figures
+        figure = pyplot.figure(figsize=(6.4, _height(weights.shape)), layout="constrained")
+    with matplotlib.rc_context(STYLE):
+        axes = axes or figure.subplots()
+        image = draw_map(axes, weights, *([visible(text, 14) for text in side] for side in (queries, keys)),
+                         *_scale([numpy.nan_to_num(weights)]))  # fmt: skip
+        axes.set(title=title, xlabel="key token", ylabel="query token")
+        _label_scale(axes.figure.colorbar(image, ax=axes, label="weight"))
     return axes
 
 
