@@ -48,7 +48,7 @@ class DifferenceStatistics(Shown):
     """{span: (layers, B, heads)}: the same of |A| / Σ|A|."""
 
     def tables(self) -> list[Table]:
-        values = {"Entropy, nats": self.entropy, "Negative|percent": self.negative_share}
+        values = {"Entropy, nats|loss": self.entropy, "Negative|percent": self.negative_share}
         return [_by_layer("Differences of two maps by layer", range(len(self.entropy)), values, "")]
 
 
@@ -88,13 +88,13 @@ class AttentionStatistics(Shown):
     def tables(self) -> list[Table]:
         _, texts, maps = self.entropy.shape
         counted = self.sinks & self.enough_queries[:, :, None]
-        values = {"On the first token|percent": self.first_share, "Sinks": counted.sum(-1).double()}
-        values |= {"On sinks|percent": self.sink_share, "Entropy, nats": self.entropy}
+        values = {"On the first token|percent": self.first_share, "Sinks|loss": counted.sum(-1).double()}
+        values |= {"On sinks|percent": self.sink_share, "Entropy, nats|loss": self.entropy}
         values |= {"On no token|percent": self.unspent} if float(self.unspent.max()) > UNSPENT else {}
         values |= {"Negative|percent": self.differences.negative_share} if self.differences else {}
         note = (
-            f"Means over {texts} texts and {maps} maps. Sinks: keys of a map, without the first token, that receive "
-            f"more than {self.alpha:g} / N. Next: fields such as .sink_share have a value for each map; "
+            f"Means over texts ({texts}) and maps ({maps}). Sinks: keys of a map, without the first token, that "
+            f"receive more than {self.alpha:g} / N. Next: fields such as .sink_share have a value for each map; "
             "antiphase.look(model, tokenizer, text) shows the maps."
         )
         return [_by_layer("Attention by layer", self.layers, values, note)]
@@ -113,11 +113,10 @@ class AttentionStatistics(Shown):
 
 
 def _by_layer(title: str, layers: Sequence[int], values: Mapping[str, Tensor], note: str) -> Table:
-    """Means of values (layers, B, maps), by the column's name and style; a number has the style ``number``."""
-    names = [name if "|" in name else f"{name}|number" for name in values]
+    """Means of values (layers, B, maps), by the column's name and style."""
     means = zip(*(value.mean((1, 2)).tolist() for value in values.values()), strict=True)
     rows = [[layer, *row] for layer, row in zip(layers, means, strict=True)]
-    return Table(title=title, columns=columns_of("Layer|integer", *names), rows=rows, note=note)
+    return Table(title=title, columns=columns_of("Layer|integer", *values), rows=rows, note=note)
 
 
 @torch.no_grad()
