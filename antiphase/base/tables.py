@@ -121,7 +121,7 @@ class Shown:
         raise NotImplementedError
 
     def __init_subclass__(cls) -> None:
-        cls.__repr__ = Shown.__str__  # type: ignore[method-assign]  # else a dataclass would write one of its fields
+        cls.__repr__ = Shown.__str__  # type: ignore[method-assign,assignment]  # else a dataclass would write one of its fields
 
     def __str__(self) -> str:
         return "\n\n".join(map(str, self.tables()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from antiphase.base.errors import renamed
 from antiphase.base.files import read_json, read_text, text_of_input
@@ -41,7 +42,7 @@ def evaluate(
     with new_folder(output), renamed({"text": "text" if request.text_file is None else "text_file"}):
         runs = _runs_of(Path(request.name))  # before anything that takes time
         config, tokenizer = read_without_weights(request.name)
-        size = {"length": request.length, "truncate": request.truncate}
+        size: dict[str, Any] = {"length": request.length, "truncate": request.truncate}
         reader = Reader(name=request.name, tokenizer=tokenizer, **size)
         reader.check(
             {"text": text, "text_target": request.target}, is_pair=bool(getattr(config, "is_encoder_decoder", False))

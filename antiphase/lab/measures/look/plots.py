@@ -104,14 +104,16 @@ def one_map(
     weights: numpy.ndarray, title: str, queries: Sequence[str], keys: Sequence[str], axes: Axes | None = None
 ) -> Axes:
     """Draw a map (N, M), NaN where hidden, on ``axes`` or those of a new figure of pyplot, and its colour bar."""
-    if axes is None:  # outside the context, which would undo the settings with which a notebook shows figures
-        figure = pyplot.figure(figsize=(6.4, _height(weights.shape)), layout="constrained")
+    size = {"figsize": (6.4, _height(weights.shape)), "layout": "constrained"}
+    # outside the context, which would undo the settings with which a notebook shows figures
+    figure = pyplot.figure(**size) if axes is None else axes.figure
+    norm, colours = _scale([numpy.nan_to_num(weights)])
+    names = [[visible(text, 14) for text in side] for side in (queries, keys)]
     with matplotlib.rc_context(STYLE):
         axes = axes or figure.subplots()
-        image = draw_map(axes, weights, *([visible(text, 14) for text in side] for side in (queries, keys)),
-                         *_scale([numpy.nan_to_num(weights)]))  # fmt: skip
+        image = draw_map(axes, weights, names[0], names[1], norm, colours)
         axes.set(title=title, xlabel="key token", ylabel="query token")
-        _label_scale(axes.figure.colorbar(image, ax=axes, label="weight"))
+        _label_scale(figure.colorbar(image, ax=axes, label="weight"))
     return axes
 
 
@@ -257,6 +259,7 @@ def _colour_bar(figure: Figure, axes: list[Any], norm: FuncNorm, colours: str) -
 
 def _label_scale(bar: Colorbar) -> None:
     """Label a root scale at its end, a quarter and a twentieth of it."""
-    signs = (-1, 1) if bar.norm.vmin < 0 else (1,)
-    bar.set_ticks(sorted({0.0, *(sign * float(bar.norm.vmax) * part for sign in signs for part in (1, 0.25, 0.05))}))
+    signs = (-1, 1) if (bar.norm.vmin or 0) < 0 else (1,)
+    largest = float(bar.norm.vmax or 1)
+    bar.set_ticks(sorted({0.0, *(sign * largest * part for sign in signs for part in (1, 0.25, 0.05))}))
     bar.formatter = FuncFormatter(lambda weight, _: f"{weight:.2g}")
