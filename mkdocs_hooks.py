@@ -1,4 +1,4 @@
-"""What the site has beside its pages: the README as its first page, the records, formulas as MathML, which browsers draw.
+"""What the site has beside its pages: the README as first page, the records, formulas as MathML, which browsers draw.
 
 Only ``mathematics.md`` has formulas: ``$…$`` in a line, and ``$$`` on lines of their own around a block.
 """
