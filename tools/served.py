@@ -3,6 +3,7 @@
     python -m tools.served                                     # in a fresh environment
     python -m tools.served --python ENVIRONMENT/bin/python     # in one that is there
     python -m tools.served --python … --only throughput        # these numbers again; the record keeps the tests
+    python -m tools.served --python … --only failed            # only the tests that failed; the record keeps what was
 
 The environment is made as ``docs/serving.md`` says, with vLLM for CPUs and the versions that it asks for. There run the
 tests that are skipped without it, and ``benchmarks/serving.py``. The record is ``records/vllm.json``.
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from rich.console import Console
 
 from antiphase.base.records import Record
 from tools.companions import offline
-from tools.full_run import outcomes
+from tools.full_run import node_of, outcomes
 
 CONSOLE = Console(highlight=False)
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +39,7 @@ def main() -> int:
     """Install, test, measure, write the record; 1 if a test fails or is skipped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, help="the Python of an environment with vLLM, this package and pytest")
-    parser.add_argument("--only", choices=PARTS, help="one part; the record keeps the other")
+    parser.add_argument("--only", choices=[*PARTS, "failed"], help="one part; the record keeps the rest")
     given = parser.parse_args()
     path, started = ROOT / "records/vllm.json", time.perf_counter()
     values = Record.load(path).values if given.only else {}
@@ -47,6 +49,11 @@ def main() -> int:
         for part, run in PARTS.items():
             if given.only in (None, part):
                 values[part] = run(python, Path(scratch))
+        if given.only == "failed":
+            before = values["tests"]
+            again = checked(python, Path(scratch), map(node_of, before["failed"])) | {"repeated": before["failed"]}
+            repetitions = [*before.get("repetitions", []), again]
+            values["tests"] = before | {"failed": again["failed"], "repetitions": repetitions}
     record = Record(kind="vllm", values=values, seconds=time.perf_counter() - started)
     CONSOLE.print(str(record.save(path.parent, path.stem)))
     return int(bool(values["tests"]["failed"] or values["tests"]["skipped"]))
@@ -70,7 +77,7 @@ def versions(python: Path) -> dict[str, str]:
     return dict(zip(names, found, strict=True))
 
 
-def tests(python: Path, scratch: Path) -> dict[str, Any]:
+def checked(python: Path, scratch: Path, chosen: Iterable[str] = (TESTS,)) -> dict[str, Any]:
     """Numbers of tests run and skipped, and the names of failures."""
     results = scratch / "results.xml"
     command = [
@@ -80,7 +87,7 @@ def tests(python: Path, scratch: Path) -> dict[str, Any]:
         "--quiet",
         f"--basetemp={scratch / 'tests'}",
         f"--junitxml={results}",
-        TESTS,
+        *chosen,
     ]
     subprocess.run(command, cwd=ROOT, env=offline(), check=False)
     return outcomes(results)
@@ -95,7 +102,7 @@ def throughput(python: Path, scratch: Path) -> dict[str, Any]:
     return found
 
 
-PARTS = {"tests": tests, "throughput": throughput}
+PARTS = {"tests": checked, "throughput": throughput}
 
 
 if __name__ == "__main__":
