@@ -33,18 +33,5 @@ def revision(part: dict[str, Any]) -> str:
     return commit[:7] + dash + changed
 
 
-def targets() -> Rows:
-    """Stops and disk faults of each command, and how many runs lost something."""
-    found: dict[str, list[int]] = {}
-    for name, part in _attack().items():
-        if name != "inputs":
-            for row in part["rows"]:
-                counts = found.setdefault(row["target"], [0, 0, 0])
-                counts[name == "faults"] += row["stops"]
-                counts[2] += row["lost"]
-    rows = [["command", "stops", "disk faults", "lost"]]
-    return rows + [[f"`{name}`", *(f"{count:,}" for count in counts)] for name, counts in found.items()]
-
-
 def _attack() -> dict[str, Any]:
     return Record.load(RECORDS / "attack.json").values

@@ -333,7 +333,6 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     **evidence_tables.TABLES,
     **programme.on_pages(),
     "attack": attack_tables.parts,
-    "targets": attack_tables.targets,
     "sharded-step": cluster_tables.sharded_step,
     "text-memory": cluster_tables.text_memory,
     "real-model-sinks": real_model_tables.sinks,

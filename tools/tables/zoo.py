@@ -87,12 +87,13 @@ def _answers(name: str, cells: dict[str, dict[str, dict[str, Any]]]) -> tuple[st
 
 
 def exceptions() -> list[list[str]]:
-    """Which architectures a measurement does not serve, by the reason."""
+    """Which architectures a measurement does not serve, by the reason; without those that are listed."""
     names: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in _rows():
         cells: dict[str, list[str]] = defaultdict(list)
         for cell, by_dtype in row["cells"].items():
-            for why in {found.get("why", found["state"]) for found in by_dtype.values() if found["state"] != "equal"}:
+            refused = [found for found in by_dtype.values() if found["state"] not in ("equal", "listed")]
+            for why in {found.get("why", found["state"]) for found in refused}:
                 cells[_short(why)].append(cell)
         for why, where in cells.items():
             shown = ", ".join(dict.fromkeys(SHOWN.get(cell, cell) for cell in where))
