@@ -138,7 +138,7 @@ def main() -> None:
     sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]  # code of the Hub, which transformers would fetch
     try:
         with _ctrl_c_stops():
-            code = app(_words(sys.argv[1:]), standalone_mode=False, prog_name="antiphase")
+            code = app(args=_words(sys.argv[1:]), standalone_mode=False, prog_name="antiphase")
     except InputError as error:
         _fail(str(error), 2)
     except DivergedError as error:
