@@ -27,10 +27,10 @@ WELL_KNOWN = {
     "gpt_neox": "GPT-NeoX (Pythia)", "stablelm": "StableLM",
     "starcoder2": "StarCoder2", "diffllama": "DiffLlama", "qwen3_5": "Qwen3.5", "qwen3_moe": "Qwen3-MoE",
     "gemma3_text": "Gemma 3", "phi3": "Phi-3", "olmo2": "OLMo 2", "smollm3": "SmolLM3", "mixtral": "Mixtral",
-    "deepseek_v3": "DeepSeek-V3", "glm4": "GLM-4", "granite": "Granite", "cohere2": "Cohere 2", "gpt2": "GPT-2",
-    "opt": "OPT", "jamba": "Jamba", "gpt_oss": "gpt-oss", "gemma2": "Gemma 2", "deepseek_v32": "DeepSeek-V3.2",
+    "deepseek_v3": "DeepSeek-V3", "granite": "Granite", "cohere2": "Cohere 2", "gpt2": "GPT-2",
+    "jamba": "Jamba", "gpt_oss": "gpt-oss", "gemma2": "Gemma 2", "deepseek_v32": "DeepSeek-V3.2",
     "falcon": "Falcon", "bloom": "BLOOM", "mpt": "MPT", "mamba": "Mamba", "bert": "BERT", "roberta": "RoBERTa",
-    "modernbert": "ModernBERT", "distilbert": "DistilBERT", "electra": "ELECTRA", "deberta-v2": "DeBERTa v2 and v3",
+    "modernbert": "ModernBERT", "distilbert": "DistilBERT", "deberta-v2": "DeBERTa v2 and v3",
     "bart": "BART", "marian": "Marian", "t5": "T5",
 }  # fmt: skip
 """Architectures in the short table, in its order, by their names in transformers."""
