@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from rich.console import Console
@@ -93,7 +94,8 @@ def steps_tables(study: Study) -> dict[str, Rows]:
                              (found.median, *found.median_interval))  # fmt: skip
             rate = f"{study.runs[arm][study.seeds[0]]['rate']:g}"
             by_arm.append([arm, rate, f"{found.passed} of {found.seeds}", middle, " to ".join(ends)])
-        pairs: Rows = [[f"sooner past {accuracy:.0%}", "hazard ratio", "95 %", "log-rank p", "MDE", "verdict"]]
+        pairs: Rows = [[f"sooner past {accuracy:.0%}", "hazard ratio", "95 %", "log-rank p", "MDE", "verdict",
+                        "steps, median ratio", "sooner"]]  # fmt: skip
         for arm, other in study.contrasts():
             ratio = compare_steps(steps[arm], steps[other])
             cells = ["–"] * 5
@@ -103,6 +105,11 @@ def steps_tables(study: Study) -> dict[str, Rows]:
                 if (arm, other) == study.primary and accuracy == LEARNED:
                     word = verdict((low - 1, high - 1), lower_is_better=False, detectable=None, paper=None)
                     cells[2:] = [f"{ratio.p:.2g}", f"{ratio.detectable:.2f}", str(word)]
+            both = [
+                (mine or math.inf, theirs or math.inf) for mine, theirs in zip(steps[arm], steps[other], strict=True)
+            ]
+            ratios = [a / b for a, b in both if math.inf not in (a, b)]
+            cells += [f"{median(ratios):.2f}" if ratios else "–", f"{sum(a < b for a, b in both)} of {len(both)}"]
             pairs.append([f"{arm} against {other}", *cells])
         tables |= {f"steps-{100 * accuracy:.0f}": by_arm, f"ratios-{100 * accuracy:.0f}": pairs}
     return tables

@@ -59,10 +59,10 @@ def test_an_arm_that_learns_sooner_agrees_and_only_the_primary_contrast_is_teste
     head, primary, *others = found["ratios-50"]
     assert head[3] == "log-rank p"
     assert primary[0] == "V1 against V1+"
-    assert (float(primary[3]) < 0.001, primary[5]) == (True, "agrees")
+    assert (float(primary[3]) < 0.001, primary[5:]) == (True, ["agrees", "0.59", "8 of 8"])  # 200 / 350, 225 / 375
     assert float(primary[2].split(" to ")[0]) > 1
     assert {row[0] for row in others} == {"V1 against S", "V1+ against S"}
-    assert all(row[3:] == ["–"] * 3 for row in (*others, *found["ratios-90"][1:]))
+    assert all(row[3:6] == ["–"] * 3 for row in (*others, *found["ratios-90"][1:]))
 
 
 def test_runs_that_never_learn_are_later_than_all_and_equal_arms_cannot_tell(study):
@@ -70,6 +70,7 @@ def test_runs_that_never_learn_are_later_than_all_and_equal_arms_cannot_tell(stu
     found = study("x", lines)
     assert found["steps-50"][1][2:] == ["0 of 8", "> 600", "> 600 to > 600"]
     assert found["ratios-50"][1][5].startswith("cannot tell") or found["ratios-50"][1][1] == "–"
+    assert [row[6:] for row in found["ratios-50"][1:]] == [["1.00", "0 of 8"], ["–", "8 of 8"], ["–", "8 of 8"]]
 
 
 @pytest.mark.parametrize(
