@@ -3,7 +3,6 @@
 import copy
 import json
 import logging
-import re
 from types import SimpleNamespace
 
 import pyarrow
@@ -37,29 +36,6 @@ def written(tmp_path, tree, name="task.yaml"):
 def data(tmp_path, name, content):
     (tmp_path / name).write_text(content if isinstance(content, str) else "\n".join(map(json.dumps, content)) + "\n")
     return name
-
-
-@pytest.mark.parametrize(("name", "content", "wanted"), [
-    ("t.csv", "review,stars\n\"broke, sadly\",bad\nfine,good\nfine too,good\n", ("broke, sadly", [" bad", " good"])),
-    ("t.jsonl", [{"id": 1, "label": "b", "text": "x"}, {"id": 2, "label": "a", "text": "y"}], ("x", [" a", " b"])),
-])  # fmt: skip
-def test_a_table_is_a_task(tmp_path, tokenizer, name, content, wanted):
-    task = load_task(str(tmp_path / data(tmp_path, name, content)), tokenizer, samples=1, seed=0)
-    words, options = wanted
-    (sample,) = [one for one in load_task(str(tmp_path / name), tokenizer, samples=9, seed=0).samples
-                 if words in tokenizer.decode(one.prompt)]  # fmt: skip
-    assert tokenizer.decode(sample.prompt).endswith(f"{words}\nLabel:")
-    assert [tokenizer.decode(one) for one in sample.options] == options
-    assert task.name == "t"
-
-
-@pytest.mark.parametrize(("content", "words"), [
-    ("a,b,c\n1,2,3\n", "which column holds the text cannot be determined (columns: a, b, c)"),
-    ("my text,label\nx,y\n", "the column 'my text' has no name that a template takes"),
-])  # fmt: skip
-def test_a_table_whose_columns_are_unclear_is_refused(tmp_path, tokenizer, content, words):
-    with pytest.raises(InputError, match=re.escape(words)):
-        load_task(str(tmp_path / data(tmp_path, "t.csv", content)), tokenizer, samples=1, seed=0)
 
 
 FORMATS = {  # template: (file, content, extra keys, first prompt, its options, the right one)
