@@ -63,6 +63,8 @@ def _begin(stop: Any) -> None:
             signal.signal(signal.Signals[of_terminal], signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
+    if not parent.is_alive():  # killed while this one was imported: a task that waits here is not to begin
+        os._exit(1)
 
     def end_with_parent() -> None:
         parent.join()

@@ -219,6 +219,7 @@ def test_finished_shards_survive_a_kill(workers, tokenizer, tmp_path, small_shar
     child.send_signal(signal.SIGKILL)
     child.wait(timeout=60)
     child.stdin.close()
+    child.stdout.read()  # until its workers have ended too, which hold its output
     assert not list(cache.glob("[!.]*.tokens"))
     kept = {path.name: path.stat().st_mtime_ns for path in cache.glob(".*.tokens")}
     whole = list(cache.glob(".*.json"))
