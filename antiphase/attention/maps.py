@@ -17,6 +17,8 @@ from antiphase.attention.hooks import is_encoder_decoder, observed, refuse_other
 from antiphase.attention.interface import REPLACEMENT_PREFIX
 from antiphase.attention.rows import rows_of
 from antiphase.base.errors import NonFiniteError
+from antiphase.layers.attention import AttentionLayer
+from antiphase.layers.functions import eager_attention
 from antiphase.layers.masks import combine_mask
 
 
@@ -89,6 +91,35 @@ def attention_maps(
     if is_pair and not any(one.part == "encoder" for one in watch.found):
         raise ValueError(f"the encoder of {type(model).__name__} does not use transformers' attention interface")
     return watch.found
+
+
+@torch.no_grad()
+def layer_maps(layer: AttentionLayer, hidden_states: Tensor, **arguments: Any) -> AttentionMaps:
+    """The maps of one layer of this package that stands alone, such as one of another model's weights.
+
+    Args:
+        hidden_states: (1, N, hidden).
+        arguments: further arguments of the layer, such as ``context`` and ``attention_mask``.
+
+    Raises:
+        NonFiniteError: weights or λ are not finite.
+    """
+    watch, function = _Watch(None), layer.attention
+
+    def watched(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **given: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        done = eager_attention(module, query, key, value, mask, **given)
+        index, kind = layer.layer_idx or 0, kind_of(layer)
+        watch(AttentionCall(layer, index, kind, query, key, value, mask, given, own=lambda: done), *done)
+        return done
+
+    layer.attention = watched
+    try:
+        layer(hidden_states, **arguments)
+    finally:
+        layer.attention = function
+    return watch.found[0]
 
 
 @contextmanager
