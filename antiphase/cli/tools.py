@@ -49,7 +49,8 @@ def convert(
         str | None,
         typer.Option(
             "--attention-type",
-            help="Convert a softmax model to differential_v2 (upcycling), or add the DEX extension (dex).",
+            help="Convert a softmax model to differential_v2 or differential (V1 without head norm), which compute the "
+            "same function, or add the DEX extension (dex).",
             show_default=False,
         ),
     ] = None,
@@ -72,7 +73,7 @@ def convert(
     ] = False,
 ) -> None:
     """Convert a Llama, Mistral, DiffLlama, Qwen2, Qwen3, Gemma, GPT-NeoX, StableLM, StarCoder2, diff-mlx or Motif to
-    antiphase, or antiphase to Llama or DiffLlama; upcycle a softmax model to differential V2; a GGUF file is
+    antiphase, or antiphase to Llama or DiffLlama; upcycle a softmax model to differential V1 or V2; a GGUF file is
     dequantized (pip install 'antiphase\\[gguf]').
 
     Example: [bold]antiphase convert LLAMA_FOLDER runs/v2 --attention-type differential_v2[/]

@@ -31,7 +31,7 @@ from antiphase.base.errors import InputError, named
 from antiphase.base.files import read_json
 from antiphase.base.folders.permissions import share_weights
 from antiphase.base.records import Record, is_writing, writing
-from antiphase.models.conversion import Format, check_tied, plan_conversion
+from antiphase.models.conversion import Format, HeadSizes, check_tied, plan_conversion
 from antiphase.models.model_card import write_model_card
 from antiphase.models.portable import make_portable
 from antiphase.models.pretrained import AttendingPreTrainedModel
@@ -222,6 +222,7 @@ def convert(
     to: Format | None = None,
     attention_type: str | None = None,
     control: bool = False,
+    head_sizes: HeadSizes | None = None,
     dtype: str | None = None,
     tokenizer: str | None = None,
     portable: bool = False,
@@ -235,8 +236,8 @@ def convert(
     Args:
         source: local folder, GGUF file or Hub name of a model that ``plan_conversion`` takes.
         target: folder to create.
-        to, attention_type, control: as for ``plan_conversion``; ``to`` None means "antiphase", or "llama" for a Llama
-            in a GGUF file whose attention stays.
+        to, attention_type, control, head_sizes: as for ``plan_conversion``; ``to`` None means "antiphase", or "llama"
+            for a Llama in a GGUF file whose attention stays.
         dtype: of the written weights; None: as in the source, float32 for a GGUF file. λ stays in float32.
         tokenizer: folder or Hub name of the tokenizer to write; only for a source that has none.
         portable: also write the modeling code, so that the folder loads without this package.
@@ -270,8 +271,9 @@ def convert(
     trained = _training_record(source)
     chosen = None if dtype is None else getattr(torch, dtype)
     conversion = plan_conversion(
-        checkpoint.config, to=to, attention_type=attention_type, control=control, dtype=chosen or checkpoint.dtype
-    )
+        checkpoint.config, to=to, attention_type=attention_type, control=control, head_sizes=head_sizes,
+        dtype=chosen or checkpoint.dtype,
+    )  # fmt: skip
     checkpoint.check()
     config = conversion.config
     with usable_config(source, SOURCE), torch.device("meta"):

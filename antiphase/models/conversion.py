@@ -11,7 +11,7 @@ needs. So a checkpoint is converted tensor by tensor and is never in memory as a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DiffLlamaConfig, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from antiphase.base.errors import InputError, named
+from antiphase.layers.lambdas import lambda_init
 from antiphase.layers.mlp import LEARNED
 from antiphase.models.block_fields import departures, of_block
 from antiphase.models.configuration import AntiphaseConfig
@@ -34,6 +35,8 @@ from antiphase.models.recipes import (
     changed,
     composed,
     doubled,
+    drawn_once,
+    head_norm_there,
     in_full,
     no_lambda,
     repeated,
@@ -41,7 +44,9 @@ from antiphase.models.recipes import (
     tensor_shapes,
     two_and_minus_one,
     unchanged,
+    widened,
     with_head_norm,
+    with_zeros,
     zeros_of_extension,
 )
 from antiphase.models.source_formats import ARCHITECTURES, SIZES, embedding_there, read_as_ours
@@ -50,6 +55,7 @@ from antiphase.models.start import INITIALIZATION
 from antiphase.models.variants import own_fields
 
 Format = Literal["antiphase", "llama", "diffllama"]
+HeadSizes = Sequence[Sequence[float]]
 LLAMA_FIELDS = ("hidden_act", "attention_bias", "mlp_bias")
 """Fields of blocks that Llama has under the same names."""
 DIFFLLAMA_FIELDS = ("hidden_act", "attention_bias")
@@ -61,6 +67,7 @@ def plan_conversion(
     to: Format = "antiphase",
     attention_type: str | None = None,
     control: bool = False,
+    head_sizes: HeadSizes | None = None,
     dtype: torch.dtype | None = None,
 ) -> Conversion:
     """The conversion of a checkpoint with this configuration.
@@ -71,9 +78,11 @@ def plan_conversion(
             diff-mlx, Motif.
         to: format of the result; Llama and DiffLlama load in transformers without this package.
         attention_type: "differential_v2" upcycles a softmax model: every head becomes a pair, and the outputs do not
-            change. "dex" adds the differential extension (2505.16333) to every head of a softmax model, initially
-            without effect.
+            change. "differential" makes V1 of it, without a head norm, and the outputs do not change either. "dex" adds
+            the differential extension (2505.16333) to every head of a softmax model, initially without effect.
         control: upcycle to softmax attention of the same capacity instead, with twice the query heads.
+        head_sizes: for "differential", of every layer the mean RMS of each head's outputs on some text: the result has
+            the head norm, which takes each token's own size away, so the outputs change.
         dtype: of the result's weights, to which Gemma rounds the factor of its embeddings; None means that of the
             configuration.
 
@@ -85,13 +94,18 @@ def plan_conversion(
         raise refused(f" is a model of type {config.model_type!r}", f"{', '.join(known)} can be converted")
     if getattr(config, "quantization_config", None) is not None:
         raise refused(" is quantized (quantization_config in its config.json)", "convert the full weights")
-    if attention_type not in (None, "differential_v2", "dex"):
-        raise InputError(f" must be differential_v2 or dex, got {attention_type!r}", field="attention_type")
+    upcycles: dict[str, Callable[[Any], Conversion]] = {
+        "differential_v2": partial(_upcycled, control=control),
+        "differential": partial(_upcycled_to_v1, head_sizes=head_sizes),
+        "dex": _extended,
+    }
+    if attention_type not in (None, *upcycles):
+        raise InputError(f" must be one of {', '.join(upcycles)}, got {attention_type!r}", field="attention_type")
     if control and attention_type != "differential_v2":
         raise InputError(f" needs {named('attention_type')} differential_v2", field="control")
     steps: list[Callable[[Any], Conversion]] = []
     if attention_type is not None:
-        steps.append(_extended if attention_type == "dex" else partial(_upcycled, control=control))
+        steps.append(upcycles[attention_type])
     if to != "antiphase":
         steps.append({"llama": _to_llama, "diffllama": _to_diffllama}[to])
     result = unchanged(config) if config.model_type == "antiphase" else read_as_ours(config, dtype=dtype)
@@ -107,11 +121,16 @@ def plan_conversion(
 
 
 def convert_model(
-    model: PreTrainedModel, *, to: Format = "antiphase", attention_type: str | None = None, control: bool = False
+    model: PreTrainedModel,
+    *,
+    to: Format = "antiphase",
+    attention_type: str | None = None,
+    control: bool = False,
+    head_sizes: HeadSizes | None = None,
 ) -> PreTrainedModel:
     """Convert a model to another format in memory; arguments and errors as for ``plan_conversion``."""
     conversion = plan_conversion(
-        model.config, to=to, attention_type=attention_type, control=control, dtype=model.dtype
+        model.config, to=to, attention_type=attention_type, control=control, head_sizes=head_sizes, dtype=model.dtype
     )  # fmt: skip
     state = model.state_dict()
     if model.config.tie_word_embeddings:
@@ -201,6 +220,38 @@ def _upcycled(config: AntiphaseConfig, *, control: bool) -> Conversion:
             recipes[name] = partial(changed, name, partial(two_and_minus_one, width=width) if control else doubled)
         elif name.endswith("lambda_proj.weight"):
             recipes[name] = partial(no_lambda, name, config.num_attention_heads)
+    return Conversion(ours, recipes)
+
+
+def _upcycled_to_v1(config: AntiphaseConfig, *, head_sizes: HeadSizes | None) -> Conversion:
+    """Every softmax head becomes a V1 head, whose second map begins as its first and whose second half of values as 0.
+
+    So A₁ - λA₂ = (1 - λ)A with λ = λinit. Without a head norm the output projection divides by 1 - λinit. With one,
+    that factor has no effect, and a head's outputs have the RMS (1 - λinit)·√2 over the half that is not 0: the output
+    projection gives each head its mean size back.
+    """
+    _refuse_other(config, "softmax", f"{named('attention_type')} differential upcycles softmax models")
+    sizes = {name: 2 * getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads")}
+    form = {"head_norm": False, "head_scale": False} if head_sizes is None else {}
+    ours = AntiphaseConfig(attention_type="differential", **_fields(config) | sizes | form)
+    recipes = dict(unchanged(ours).recipes)
+    width = config.head_dim
+    for name in recipes:
+        layer = int(name.split(".")[2]) if name.startswith("model.layers.") else 0
+        own = 1 - lambda_init(layer)
+        if "q_proj." in name or "k_proj." in name:
+            recipes[name] = partial(changed, name, partial(repeated, width=width))
+        elif "v_proj." in name:
+            recipes[name] = partial(changed, name, partial(with_zeros, width=width))
+        elif name.endswith("o_proj.weight"):
+            factors = [1 / own] * config.num_attention_heads
+            if head_sizes is not None:
+                factors = [size * 0.5**0.5 / own for size in head_sizes[layer]]
+            recipes[name] = partial(changed, name, partial(widened, width=width, factors=factors))
+        elif name.endswith("head_norm.weight"):
+            recipes[name] = partial(head_norm_there, name, width)
+        elif ".lambda_" in name:
+            recipes[name] = partial(drawn_once, name, width, layer)
     return Conversion(ours, recipes)
 
 

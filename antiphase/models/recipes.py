@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from antiphase.base.errors import InputError, named
+from antiphase.layers.lambdas import LAMBDA_STD
 
 Read = Callable[[str], Tensor]
 """Returns a tensor of the source by name."""
@@ -82,6 +83,17 @@ def no_lambda(name: str, heads: int, read: Read) -> Tensor:
     return torch.zeros(heads, keys.shape[1], dtype=keys.dtype)
 
 
+def drawn_once(name: str, width: int, layer: int, read: Read) -> Tensor:
+    """A λ vector; the pairs q1, q2 and k1, k2 of a layer are equal, so λ = λinit, and every vector has a gradient."""
+    generator = torch.Generator().manual_seed(2 * layer + ("lambda_k" in name))
+    return in_full(torch.randn(width, generator=generator, dtype=torch.float64).float() * LAMBDA_STD)
+
+
+def head_norm_there(name: str, width: int, read: Read) -> Tensor:
+    """Weights of one for a norm that the source does not have."""
+    return head_norm_of(read(name.replace("head_norm", "o_proj")), width=width)
+
+
 # ------------------------------------------------------------------------------------------ changes of one tensor
 
 
@@ -116,18 +128,44 @@ def doubled(columns: Tensor) -> Tensor:
         InputError: doubling a weight overflows the dtype.
     """
     twice = 2 * columns
-    if bool((twice.isinf() & columns.isfinite()).any()):
+    check_overflow(twice, columns, "doubled")
+    return twice
+
+
+def check_overflow(scaled: Tensor, columns: Tensor, how: str) -> None:
+    """
+    Raises:
+        InputError: finite output weights are no longer finite.
+    """
+    if bool((scaled.isinf() & columns.isfinite()).any()):
         raise InputError(
-            f"{named('source')} has output weights (o_proj) too large for {columns.dtype} when doubled",
+            f"{named('source')} has output weights (o_proj) too large for {columns.dtype} when {how}",
             "save it in bfloat16 first",
         )
-    return twice
 
 
 def two_and_minus_one(columns: Tensor, *, width: int) -> Tensor:
     """Every head's columns times 2, then times -1: (hidden, heads · d) to (hidden, 2 · heads · d)."""
     heads = columns.unflatten(1, (-1, 1, width))
     return torch.cat([doubled(heads), -heads], dim=2).flatten(1)
+
+
+def with_zeros(rows: Tensor, *, width: int) -> Tensor:
+    """Every head's rows, then as many of zeros."""
+    heads = rows.unflatten(0, (-1, 1, width))
+    return torch.cat([heads, torch.zeros_like(heads)], dim=1).flatten(0, 2)
+
+
+def widened(columns: Tensor, *, width: int, factors: Sequence[float]) -> Tensor:
+    """Every head's columns times its factor, then those of the next head, which begin with outputs of zero.
+
+    Raises:
+        InputError: a product overflows the dtype.
+    """
+    heads = columns.unflatten(1, (-1, 1, width))
+    scaled = (heads.double() * torch.tensor(factors, dtype=torch.float64)[:, None, None]).to(columns.dtype)
+    check_overflow(scaled, heads, "multiplied")
+    return torch.cat([scaled, scaled.roll(-1, 1)], dim=2).flatten(1)
 
 
 def in_full(vector: Tensor) -> Tensor:

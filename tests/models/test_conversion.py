@@ -1,5 +1,6 @@
 """Converted models compute what their sources compute, in every layout and both ways; what cannot be is refused."""
 
+import math
 from functools import partial
 
 import pytest
@@ -137,6 +138,43 @@ def test_upcycling_preserves_the_function_and_splits_the_gradient(heads, key_hea
         torch.testing.assert_close(pair[:, 1], -old, rtol=1e-5, atol=1e-6 * scale)
 
 
+@pytest.mark.parametrize(("heads", "key_heads", "fields"), [
+    (8, 8, {}), (8, 2, {"attention_bias": True}), (3, 1, {"head_dim": 10}), (8, 4, {"tie_word_embeddings": True}),
+])  # fmt: skip
+def test_a_softmax_model_becomes_v1_with_the_same_function(heads, key_heads, fields):
+    theirs = convert_model(llama(heads, key_heads, **fields).double())
+    ours = convert_model(theirs, attention_type="differential")
+    config = ours.config
+    assert (config.attention_type, config.head_norm, config.head_scale) == ("differential", False, False)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (2 * heads, 2 * key_heads)
+    assert_same_function(ours, theirs, tolerance=1e-7)  # λ is in fp32
+    ours(input_ids=IDS, labels=IDS).loss.backward()
+    for index, layer in enumerate(ours.model.layers):
+        assert layer.self_attn.lam().item() == pytest.approx(0.8 - 0.6 * math.exp(-0.3 * index), abs=1e-6)
+        for name, parameter in layer.self_attn.named_parameters():
+            rows = parameter.grad.flatten(1) if parameter.dim() > 1 else parameter.grad[:, None]
+            whole = name not in ("k_proj.bias", "lambda_k1")  # a shift of all keys changes no weight
+            assert not whole or (rows.abs().amax(1) > 0).all(), name
+
+
+@pytest.mark.parametrize("size", [0.5, 2.0])
+def test_a_head_norm_gives_each_head_a_mean_size(size):
+    theirs = convert_model(llama(4, 2).double())
+    sizes = [[size * (head + 1) for head in range(4)] for _ in theirs.model.layers]
+    ours = convert_model(theirs, attention_type="differential", head_sizes=sizes)
+    assert isinstance(ours.model.layers[1].self_attn.head_norm, torch.nn.RMSNorm)
+    x = torch.randn(2, 9, theirs.config.hidden_size, dtype=torch.float64)
+    old, new = (model.model.layers[1].self_attn for model in (theirs, ours))
+    given = []
+    old.o_proj.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0]))
+    cos, sin = theirs.model.rotary_emb(x, torch.arange(9)[None])
+    old(x, (cos, sin))
+    heads = given[0].unflatten(-1, (4, -1))
+    expected = heads / heads.square().mean(-1, keepdim=True).sqrt() * torch.tensor(sizes[1])[:, None]
+    found, _ = new(x, (cos, sin))
+    assert (found - expected.flatten(2) @ old.o_proj.weight.T).abs().max() < 1e-2 * found.abs().max()  # ε of the norm
+
+
 @pytest.mark.parametrize("control", [False, True])
 def test_windows_by_layer_are_kept_when_upcycling(tiny_model, control):
     layers = ["full_attention", "sliding_attention", "full_attention"]
@@ -149,10 +187,12 @@ def test_windows_by_layer_are_kept_when_upcycling(tiny_model, control):
 def test_weights_that_overflow_when_doubled_are_refused(tiny_model):
     model = tiny_model("softmax").half()
     with torch.no_grad():
-        model.model.layers[1].self_attn.o_proj.weight[2, 3] = 40000.0
+        model.model.layers[1].self_attn.o_proj.weight[2, 3] = 60000.0
     for control in (False, True):
         with pytest.raises(InputError, match=r"output weights .o_proj. too large for torch\.float16 when doubled"):
             convert_model(model, attention_type="differential_v2", control=control)
+    with pytest.raises(InputError, match=r"too large for torch\.float16 when multiplied"):
+        convert_model(model, attention_type="differential")
 
 
 def test_a_head_of_its_own_in_a_tied_model_is_refused(tiny_model):
@@ -240,7 +280,7 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"to": "diffllama"}, "to diffllama takes differential V1"),
         (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"to": "llama"}, "to llama takes softmax models"),
         (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v2"}, "upcycles softmax"),
-        (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential"}, "must be differential_v2"),
+        (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v3"}, "must be one of"),
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"control": True}, "control needs attention_type"),
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from antiphase.base.records import Record, dequantized
 from antiphase.lab.settings.presets import load_preset
 from antiphase.lab.studies.grid import Grid
 from antiphase.lab.studies.training_run import curve_evaluations
-from antiphase.lab.studies.upcycle.measure import upcycle, upcycle_preset
+from antiphase.lab.studies.upcycle.measure import DEX, V1, head_sizes, upcycle, upcycle_preset
 from antiphase.lab.text.prepare import prepare
 from antiphase.lab.text.tokenization import train_tokenizer
 from antiphase.lab.training.loop import train
@@ -241,7 +241,7 @@ def test_whole_study_by_its_command(tiny_preset, tmp_path):
 def test_dex_is_an_arm_on_request_that_begins_as_the_same_function(tiny_preset, tmp_path):
     model = trained(tmp_path / "run", tiny_preset)
     assert list(upcycle_preset(model, tmp_path / "up").compare.arms) == ARMS
-    preset = upcycle_preset(model, tmp_path / "up", ["training.steps=7", "compare.seeds=[8]"], dex=True)
+    preset = upcycle_preset(model, tmp_path / "up", ["training.steps=7", "compare.seeds=[8]"], more=DEX)
     jobs = {job.arm: job.settings.model for job in Grid(preset, tmp_path / "up").jobs}
     assert list(jobs) == [*ARMS, "dex"]
     assert (jobs["dex"].dex_heads, jobs["dex"].dex_steps) == ([[0, 1, 2, 3]] * 2, 3)
@@ -255,3 +255,34 @@ def test_dex_is_an_arm_on_request_that_begins_as_the_same_function(tiny_preset, 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "up" / "dex-seed8")
     assert all(layer.self_attn.dex_weight.abs().max() > 0 for layer in loaded.model.layers)
     assert all(layer.self_attn.dex_lambda.abs().max() > 0 for layer in loaded.model.layers)
+
+
+@pytest.mark.slow
+def test_v1_arms_begin_as_the_same_function_and_at_the_mean_size_of_each_head(tiny_preset, tmp_path):
+    model = trained(tmp_path / "run", tiny_preset, "model.num_key_value_heads=2")
+    preset = upcycle_preset(model, tmp_path / "up", ["training.steps=3", "compare.seeds=[8]"], more=V1)
+    values = upcycle(model, tmp_path / "up", preset).values
+    runs = {run["arm"]: run for run in values["runs"]}
+    assert list(runs) == [*ARMS, "differential_no_norm", "differential"]
+    start = {arm: run["curve"][0]["loss"] for arm, run in runs.items()}
+    assert start["differential_no_norm"] == pytest.approx(start["softmax"], abs=1e-6)
+    assert 1e-6 < abs(start["differential"] - start["softmax"]) < 0.1
+    found = AutoModelForCausalLM.from_pretrained(tmp_path / "up/start/differential")
+    assert (found.config.head_norm, found.config.num_key_value_heads) == (None, 4)  # None: the published form's
+    data = prepare(preset.run.data, tmp_path / "tokens")
+    ids = data.validation(8).input_ids
+    before = torch.tensor(head_sizes(model, ids))
+    outputs = []
+    hook = found.model.layers[0].self_attn.o_proj.register_forward_pre_hook(lambda _, given: outputs.append(given[0]))
+    with torch.no_grad():
+        found(ids)
+    hook.remove()
+    old = AutoModelForCausalLM.from_pretrained(model).model.layers[0].self_attn.o_proj.weight
+    new = found.model.layers[0].self_attn.o_proj.weight
+    heads, width = found.config.num_attention_heads // 2, found.config.head_dim
+    scaled = new.unflatten(1, (heads, 2, width))[:, :, 0].norm(dim=(0, 2)) / old.unflatten(1, (heads, width)).norm(
+        dim=(0, 2)
+    )
+    own = outputs[0].unflatten(-1, (heads, 2, width))[..., 0, :].square().mean(-1).sqrt().mean((0, 1))
+    assert torch.allclose(scaled * own, before[0], rtol=2e-2)
+    assert outputs[0].unflatten(-1, (heads, 2, width))[..., 1, :].abs().max() == 0

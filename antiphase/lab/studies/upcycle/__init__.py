@@ -19,6 +19,10 @@ class UpcycleSettings(SeedsSettings, TextSettings):
 
     model: str = argument("MODEL", "Folder of a softmax model, trained here or converted.")
     dex: bool = flag("Add an arm with DEX, the differential extension.", default=False)
+    v1: bool = flag(
+        "Add two arms of V1: without head norm the same function at first, and with it, whose function changes.",
+        default=False,
+    )
 
 
 SETTINGS = UpcycleSettings

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from antiphase.attention.calls import AttentionCall
+from antiphase.attention.hooks import observed
 from antiphase.base.errors import InputError, named, renamed
 from antiphase.base.folders.contents import TEXT
 from antiphase.base.records import Record
@@ -18,6 +25,7 @@ from antiphase.lab.studies.jobs import Report
 from antiphase.lab.studies.plan import Plan, described
 from antiphase.lab.studies.started import check_sizes, model_settings
 from antiphase.lab.studies.upcycle import UpcycleSettings
+from antiphase.lab.text.prepare import prepare
 from antiphase.lab.training.execution.choice import executor_of
 from antiphase.lab.training.execution.executor import Executor
 from antiphase.lab.training.execution.local import LOCAL
@@ -36,6 +44,15 @@ FORMS: dict[str, dict[str, Any]] = {
 """Name of each arm, and how ``convert`` makes what it starts from. The control has the heads of V2, but no λ."""
 DEX: dict[str, dict[str, Any]] = {"dex": {"attention_type": "dex"}}
 """A further arm on request: the differential extension of every head (2505.16333), annealed over half the steps."""
+NORMED = "differential"
+V1: dict[str, dict[str, Any]] = {
+    "differential_no_norm": {"attention_type": "differential"},
+    NORMED: {"attention_type": "differential"},
+}
+"""Two further arms on request. The head norm of the second takes each token's own size away: another function, which
+starts with the mean sizes of the model's heads on ``SIZED`` held-out sequences.
+"""
+SIZED = 8
 CONTINUE = "continue"
 """The preset of models that were not trained here."""
 KEPT = (
@@ -47,8 +64,9 @@ KEPT = (
 def plan(settings: UpcycleSettings, output: Path) -> Plan:
     """``upcycle`` with these settings."""
     settings.check()
+    more = {**(DEX if settings.dex else {}), **(V1 if settings.v1 else {})}
     text = {"data": settings.data, "validation": settings.validation}
-    preset = upcycle_preset(settings.model, output, settings.overrides(), dex=settings.dex, **text)
+    preset = upcycle_preset(settings.model, output, settings.overrides(), more=more, **text)
     work = partial(upcycle, settings.model, preset=preset, executor=executor_of(settings))
     return Plan(work, announced=[described(preset)])
 
@@ -58,14 +76,14 @@ def upcycle_preset(
     output: Path,
     overrides: Sequence[str] = (),
     *,
-    dex: bool = False,
+    more: Mapping[str, dict[str, Any]] = MappingProxyType({}),
     data: Sequence[str] = (),
     validation: Sequence[str] = (),
 ) -> Preset:
     """The comparison that continues the training of ``model``: its own settings, then the overrides.
 
-    Its learning rate warms up and decays anew, over the steps of the study. ``dex`` adds the arm of this name. A model
-    that was not trained here has the settings of the preset ``continue``, and needs ``data``.
+    Its learning rate warms up and decays anew, over the steps of the study. ``more`` are arms to add, of ``DEX`` and
+    ``V1``. A model that was not trained here has the settings of the preset ``continue``, and needs ``data``.
 
     Raises:
         InputError: no softmax model, settings that cannot be used, or the seed that it was trained with.
@@ -83,8 +101,10 @@ def upcycle_preset(
         raise InputError(f"{named('model', model)} was not trained here; give text to train it on with --data")
     arms = {
         name: _sizes(plan_conversion(config, **form).config) | {"training.start_from": str(_start(output, name))}
-        for name, form in {**FORMS, **(DEX if dex else {})}.items()
+        for name, form in {**FORMS, **more}.items()
     }
+    for name in ("model.head_norm", "model.head_scale"):
+        arms.get(NORMED, {}).pop(name, None)
     defaults: dict[str, Any] = model_settings(config, place=named("model", model)) if trained is None else {}
     defaults |= {  # after the sizes, which would replace those of the arms
         "description": f"Continued training of {Path(model).name}, a softmax model.",
@@ -136,9 +156,12 @@ def upcycle(
         for leftover in (output / "start").glob(".*.tmp"):  # of a conversion that was killed
             shutil.rmtree(leftover)
         for name in preset.compare.arms:
-            form = {**FORMS, **DEX}[name]
+            form = {**FORMS, **DEX, **V1}[name]
             if not _start(output, name).is_dir():  # written to a temporary folder and renamed, so it appears whole
                 say(f"making the start of {name} from {model}")
+                if name == NORMED:  # its tokenizer is that of the first start
+                    data = prepare(preset.run.data, output / "tokens", progress=say)
+                    form = form | {"head_sizes": head_sizes(model, data.validation(SIZED).input_ids)}
                 with renamed({"source": "model"}):
                     convert(model, _start(output, name), **form)
         content = Path(model) / TEXT
@@ -167,6 +190,21 @@ def _start(output: Path, arm: str) -> Path:
     return output / "start" / arm
 
 
+@torch.no_grad()
+def head_sizes(folder: str, input_ids: Tensor) -> list[list[float]]:
+    """The RMS of each head's outputs in each layer of a softmax model, mean over tokens."""
+    found: list[list[float]] = []
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def size(call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
+        found.append(heads.square().mean(-1).sqrt().mean((0, 1)).tolist())
+
+    with observed(model.eval(), size, once=True):
+        model.base_model(input_ids=input_ids, use_cache=False)
+    return found
+
+
 def _sizes(config: Any) -> dict[str, Any]:
-    names = ("attention_type", "num_attention_heads", "num_key_value_heads", "head_dim", "dex_heads")
+    names = ["attention_type", "num_attention_heads", "num_key_value_heads", "head_dim", "dex_heads"]
+    names += ["head_norm", "head_scale"] if config.attention_type == NORMED else []
     return {f"model.{name}": getattr(config, name) for name in names}
