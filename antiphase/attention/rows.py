@@ -67,13 +67,17 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
 
     def observe(call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
         if not call.is_second_half:
-            is_own = changes_scores(call, "s_aux")
-            rows = _own_rows(positions, call, heads) if is_own else rows_at(positions, call)[0]
-            found.append(rows_of_heads(call, rows))
+            found.append(rows_in(call, heads, positions))
 
     with observed(model, observe, once=True):
         model.base_model(input_ids=input_ids.to(model.device), use_cache=False)
     return found
+
+
+def rows_in(call: AttentionCall, heads: Tensor, positions: Tensor) -> LayerRows:
+    """The rows of a call's queries at positions (B, P), on the CPU, given the heads' outputs (B, N, heads, dv)."""
+    is_own = changes_scores(call, "s_aux")
+    return rows_of_heads(call, _own_rows(positions, call, heads) if is_own else rows_at(positions, call)[0])
 
 
 def rows_of_heads(call: AttentionCall, rows: LayerRows) -> LayerRows:

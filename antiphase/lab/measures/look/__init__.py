@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,14 +12,22 @@ from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import LoadingSettings
 from antiphase.lab.settings.flags import argument, flag
 
-LONGEST = 512
-"""Largest number of tokens: 12 layers with 12 maps then give a record of 38 MB and a page of about 25 MB."""
+EXACT = 512
+"""Largest number of tokens seen one by one: 12 layers with 12 maps then give a record of 38 MB and a page of 25 MB."""
+LONGEST = 8192
+"""Largest number of tokens, seen by segments."""
+SEGMENTS = 256
+"""Largest number of segments of a long text."""
+LARGEST, QUERIES, KEYS = "largest", "queries", "keys"
+"""Sequences of a long text: its segments once more, where a cell is the largest weight in it; and a part of its tokens.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LookSettings(LoadingSettings):
     """Show the attention of every layer and head on one text, as a record and an interactive page that opens offline.
 
+    A text of more than 512 tokens is shown by segments; --queries and --keys then show a part of it token by token.
     Example: [bold]antiphase look MODEL --text "The cat sat on the mat." --output runs/look[/]
     """
 
@@ -30,7 +38,11 @@ class LookSettings(LoadingSettings):
     text: str | None = flag("Text to look at.", default=None)
     text_file: str | None = flag("A UTF-8 file whose text to look at; - reads the standard input.", default=None)
     target: str | None = flag("For encoder–decoders: the text that the decoder writes.", default=None)
-    length: int = flag("Maximum number of tokens; the page grows with its square.", default=256)
+    length: int = flag(
+        "Maximum number of tokens, at most 8192; up to 512, the page grows with its square.", default=256
+    )
+    queries: str | None = flag("Of a long text, the tokens whose attention to look at: 4000:4100.", default=None)
+    keys: str | None = flag("With --queries: the tokens that they may look at, such as 90:200.", default=None)
     truncate: bool = flag("Look at the beginning of a text that is longer than --length.", default=False)
 
     def check(self) -> None:
@@ -40,6 +52,34 @@ class LookSettings(LoadingSettings):
                 f"--text and --text-file are {'missing' if self.text is None else 'both given'}; give one of them"
             )
         check_texts({"text": self.text, "text_target": self.target}, self.length)
+        self.span()
+
+    def span(self) -> dict[str, range]:
+        """The chosen queries and keys by name; empty for the whole text.
+
+        Raises:
+            InputError: one of them is missing, or no range.
+        """
+        given = {name: value for name, value in (("queries", self.queries), ("keys", self.keys)) if value is not None}
+        if len(given) == 1:
+            raise InputError("--queries and --keys are given together or not at all")
+        return {name: checked_range(name, value.split(":")) for name, value in given.items()}
+
+
+def checked_range(name: str, ends: Sequence[int | str]) -> range:
+    """The tokens from the first of two numbers to before the second.
+
+    Raises:
+        InputError: these are no such numbers.
+    """
+    try:
+        first, end = map(int, ends)
+    except (TypeError, ValueError):
+        first = end = 0
+    if not 0 <= first < end or end - first > EXACT:
+        shown = ":".join(map(str, ends))
+        raise InputError(f"{named(name)} must be two numbers such as 90:200, at most {EXACT} apart, got {shown}")
+    return range(first, end)
 
 
 def check_texts(texts: Mapping[str, str | None], length: int) -> None:
@@ -59,8 +99,7 @@ def check_texts(texts: Mapping[str, str | None], length: int) -> None:
             raise InputError(f"{named(name)} is not valid Unicode; write it in UTF-8")
     if not 1 <= length <= LONGEST:
         raise InputError(
-            f"{named('length')} must lie between 1 and {LONGEST}, got {length}: maps grow with its square; for longer "
-            "texts use `antiphase probe`"
+            f"{named('length')} must lie between 1 and {LONGEST}, got {length}; for longer texts use `antiphase probe`"
         )
 
 
@@ -138,6 +177,8 @@ class Look(Result):
     runs: list[LearningCurve]
     without_attention: list[int] | None = field(default=None, metadata=OPTIONAL)
     """Layers of a hybrid model that attend to nothing, such as those of a state-space model."""
+    segment: int | None = field(default=None, metadata=OPTIONAL)
+    """Tokens of each row and column of a long text."""
 
 
 RESULT = Look

@@ -13,10 +13,15 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.attention.hooks import is_encoder_decoder
+from antiphase.attention.long_maps import PEAKS, SEGMENTS, SPAN, segment_maps, span_maps
 from antiphase.attention.maps import AttentionMaps, attention_maps
 from antiphase.base.errors import InputError, named, nearest, renamed
 from antiphase.base.records import Record
 from antiphase.lab.measures.look import (
+    EXACT,
+    KEYS,
+    LARGEST,
+    QUERIES,
     LearningCurve,
     Look,
     StoredMaps,
@@ -24,11 +29,13 @@ from antiphase.lab.measures.look import (
     Token,
     TokenSequence,
     check_texts,
+    checked_range,
     plots,
 )
+from antiphase.lab.measures.look import SEGMENTS as MOST_SEGMENTS
 from antiphase.lab.measures.look.map_codes import encode
 from antiphase.lab.measures.look.page import framed, look_page, write_look
-from antiphase.lab.measures.look.texts import Reader
+from antiphase.lab.measures.look.texts import Reader, by_segments
 from antiphase.lab.scoring.loading import LoadedModel, refused_by_model, wrap_model
 from antiphase.layers.positions import sinusoidal_positions
 from antiphase.ops.shapes import positions_mask
@@ -43,7 +50,10 @@ TEXT = "text"
 """Name of the only sequence, for queries and keys. Maps between two sequences name both."""
 SOURCE, TARGET, SO_FAR = "source", "target", "target so far"
 """Sequences of an encoder–decoder: its two texts, and the decoder's input when it predicts each token of the target."""
-SIDES = {None: (TEXT, TEXT), "cross": (TARGET, SOURCE), "encoder": (SOURCE, SOURCE), "decoder": (SO_FAR, SO_FAR)}
+SIDES = {
+    None: (TEXT, TEXT), "cross": (TARGET, SOURCE), "encoder": (SOURCE, SOURCE), "decoder": (SO_FAR, SO_FAR),
+    SEGMENTS: (TEXT, TEXT), PEAKS: (LARGEST, LARGEST), SPAN: (QUERIES, KEYS),
+}  # fmt: skip
 """Sequences of queries and keys by part of the model, in the order of the record: cross-attention comes first."""
 WHICH = ("difference", "first", "second")
 """What can be seen of a differential head."""
@@ -57,10 +67,15 @@ def look(
     *,
     length: int = 256,
     truncate: bool = False,
+    queries: tuple[int, int] | None = None,
+    keys: tuple[int, int] | None = None,
 ) -> Maps:
     """Every attention map of a model on one text, for any model of Hugging Face, encoders included.
 
-    In a notebook the result shows an interactive page. The model is unchanged afterwards, even after an error.
+    In a notebook the result shows an interactive page. The model is unchanged afterwards, even after an error. A text
+    of more than 512 tokens is shown by at most 256 segments: the sum over a segment's keys, mean over its queries;
+    ``part("peaks")`` has the largest weight of each pair of segments, and ``queries`` and ``keys`` a part token by
+    token.
 
     Example:
         >>> maps = antiphase.look(model, tokenizer, "The cat sat on the mat.")
@@ -70,22 +85,37 @@ def look(
 
     Args:
         text_target: for encoder–decoders, the text that the decoder writes.
-        length: the largest number of tokens, at most 512; maps grow with its square.
+        length: the largest number of tokens, at most 8,192.
         truncate: look at the beginning of a longer text.
+        queries, keys: from which token to before which, each at most 512.
 
     Raises:
         InputError: the model or text cannot be used, or attention cannot be observed.
     """
+    if (queries is None) != (keys is None):
+        raise InputError("queries and keys are given together or not at all")
+    span = {} if queries is None or keys is None else {
+        "queries": checked_range("queries", queries), "keys": checked_range("keys", keys)
+    }  # fmt: skip
     loaded = wrap_model(model, tokenizer)
     is_training = model.training
     model.eval()  # without dropout
     try:
-        return maps_of(loaded, text, text_target, length=length, truncate=truncate)
+        return maps_of(loaded, text, text_target, length=length, truncate=truncate, **span)
     finally:
         model.train(is_training)
 
 
-def maps_of(loaded: LoadedModel, text: str, target: str | None, *, length: int, truncate: bool) -> Maps:
+def maps_of(
+    loaded: LoadedModel,
+    text: str,
+    target: str | None,
+    *,
+    length: int,
+    truncate: bool,
+    queries: range | None = None,
+    keys: range | None = None,
+) -> Maps:
     """``look`` for a model in evaluation mode, under the name that it was given."""
     texts = {"text": text} | ({} if target is None else {"text_target": target})
     check_texts(texts, length)
@@ -96,11 +126,31 @@ def maps_of(loaded: LoadedModel, text: str, target: str | None, *, length: int, 
     if target is not None:
         written, target = reader.encoded(loaded, "text_target", target, None)
         read, sequences = _pair(loaded, reader, (text, ids), (target, written))
+    count, segment = ids.shape[1], None
+    if read is not None and (queries is not None or max(count, read.shape[1]) > EXACT):
+        raise InputError(
+            f"{loaded.name} has an encoder and a decoder, whose texts are looked at as a whole and up to {EXACT} tokens"
+        )
     with refused_by_model(loaded.name):
-        found = attention_maps(loaded.model, ids, read)
+        if queries is not None and keys is not None:
+            for name, chosen in (("queries", queries), ("keys", keys)):
+                if chosen.stop > count:
+                    raise InputError(f"{named(name)} must end at {count} at most, as the text does, got {chosen.stop}")
+            found = span_maps(loaded.model, ids, queries, keys)
+            tokens = sequences[TEXT].tokens
+            sequences = {
+                name: TokenSequence(text=text, tokens=[tokens[place] for place in chosen])
+                for name, chosen in ((QUERIES, queries), (KEYS, keys))
+            }
+        elif count > EXACT:
+            segment = -(-count // MOST_SEGMENTS)
+            found = segment_maps(loaded.model, ids, segment)
+            sequences = dict.fromkeys((TEXT, LARGEST), by_segments(sequences[TEXT], segment))
+        else:
+            found = attention_maps(loaded.model, ids, read)
     order = list(SIDES)
     found.sort(key=lambda one: order.index(one.part))
-    return Maps(loaded.name, loaded.model.config, sequences, found)
+    return Maps(loaded.name, loaded.model.config, sequences, found, segment)
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,6 +170,8 @@ class Maps:
     """The texts and their tokens by name."""
     found: list[AttentionMaps]
     """By layer; of an encoder–decoder, cross-attention first."""
+    segment: int | None = None
+    """Tokens of each row and column of a long text."""
 
     @property
     def layers(self) -> list[int]:
@@ -130,7 +182,8 @@ class Maps:
     def without_attention(self) -> list[int]:
         """Numbers of the layers that have none."""
         count = getattr(self.config.get_text_config(), "num_hidden_layers", 0)
-        own = self.layers if len(self.layers) < count and self.found[0].part is None else range(count)
+        is_pair = self.found[0].part in ("cross", "encoder", "decoder")
+        own = self.layers if len(self.layers) < count and not is_pair else range(count)
         return [layer for layer in range(count) if layer not in own]
 
     @property
@@ -202,7 +255,7 @@ class Maps:
         result = Look(
             model=self.model, model_type=self.config.model_type,
             attention_type=getattr(self.config, "attention_type", None), sequences=self.sequences, maps=maps,
-            masks=masks, runs=list(runs), without_attention=self.without_attention or None,
+            masks=masks, runs=list(runs), without_attention=self.without_attention or None, segment=self.segment,
         )  # fmt: skip
         return result, arrays
 

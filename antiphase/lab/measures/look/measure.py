@@ -42,13 +42,15 @@ def evaluate(
     with new_folder(output), renamed({"text": "text" if request.text_file is None else "text_file"}):
         runs = _runs_of(Path(request.name))  # before anything that takes time
         config, tokenizer = read_without_weights(request.name)
+        span = request.span()
         size: dict[str, Any] = {"length": request.length, "truncate": request.truncate}
         reader = Reader(name=request.name, tokenizer=tokenizer, **size)
         reader.check(
             {"text": text, "text_target": request.target}, is_pair=bool(getattr(config, "is_encoder_decoder", False))
         )
         loaded = load_model(request.name, **loading_options(request), with_head=False)
-        result, arrays = maps_of(loaded, text, request.target, **size).result(runs)
+        maps = maps_of(loaded, text, request.target, queries=span.get("queries"), keys=span.get("keys"), **size)
+        result, arrays = maps.result(runs)
         return result.save(output, request, arrays, seconds=time.perf_counter() - started, **origins([loaded]))
 
 

@@ -144,9 +144,11 @@ def layer_bytes(layer: LayerMaps) -> bytes:
 
 
 def _section(record: Record, model: str) -> dict[str, Any]:
-    """The part of the page that needs no script: pieces of each sequence, the table of layers, and the source."""
+    """The part of the page that needs no script: pieces of each sequence unless it is shown by segments, the table of
+    layers, and the source.
+    """
     look, sequences = Look.of(record), []
-    for name, sequence in look.sequences.items():
+    for name, sequence in look.sequences.items() if look.segment is None else ():
         pieces, words = piece_counts(sequence.tokens)
         grouped = groupby(enumerate(sequence.tokens), key=lambda pair: (pair[1].word, _separate_key(pair)))
         sequences.append({

@@ -9,7 +9,7 @@ import numpy
 
 from antiphase.base.errors import InputError
 from antiphase.base.records import Record
-from antiphase.lab.measures.look import Look, StoredMaps, StoredMask, Token
+from antiphase.lab.measures.look import KEYS, LARGEST, QUERIES, Look, StoredMaps, StoredMask, Token
 from antiphase.lab.measures.look.map_codes import decode, sums_to_one
 from antiphase.lab.pages.tables import Column, Table
 
@@ -44,6 +44,11 @@ class LayerMaps:
         return f"{self.layer} ({self.between})" if self.between else str(self.layer)
 
     @property
+    def is_span(self) -> bool:
+        """Whether these are some of a text's queries and keys."""
+        return (self.queries, self.keys) == (QUERIES, KEYS)
+
+    @property
     def maps(self) -> numpy.ndarray:
         """(H, S, N, M) fp32."""
         return decode(self.codes, self.scales)
@@ -57,7 +62,9 @@ class LayerMaps:
 
     @property
     def lost(self) -> float | None:
-        """The mean share of a map's rows that is on no key, as with a learned sink; None if all rows sum to one."""
+        """The mean share of a map's whole rows that is on no key, as with a learned sink; None if all sum to one."""
+        if self.is_span or self.queries == LARGEST:
+            return None
         seen = self.scales > 0  # a query that sees nothing has none
         if bool(sums_to_one(self.codes, self.scales)[seen].all()):
             return None
@@ -168,6 +175,14 @@ def remarks(record: Record) -> list[str]:
     if layers and (without := Look.of(record).without_attention):
         several = len(without) > 1
         found.append(f"Layer{'s' * several} {listed(without)} {'have' if several else 'has'} no attention.")
+    look = Look.read(record)
+    if look is not None and look.segment is not None:
+        found.append(
+            f"A row and a column are {look.segment} tokens: the sum over the keys, mean over the queries; under "
+            f"“{LARGEST}”, the largest absolute weight among them."
+        )
+    if any(layer.is_span for layer in layers):
+        found.append("A part of a long text: a query's weights on other keys are not in the pictures.")
     lost = {index: share for index, layer in enumerate(layers) if (share := layer.lost) is not None}
     if lost:
         mean = sum(lost.values()) / len(lost)
@@ -184,8 +199,9 @@ def remarks(record: Record) -> list[str]:
 def layer_table(record: Record) -> Table | None:
     """Statistics of each layer on this text, means over heads and queries."""
     rows = []
-    layers = layers_of(record)
+    layers = [layer for layer in layers_of(record) if layer.queries != LARGEST]
     masks = Look.of(record).masks if layers else []
+    tokens = Look.of(record).segment or 1 if layers else 1
     for layer in layers:
         share, weights = layer.shares, layer.weights
         row = numpy.arange(share.shape[1])[:, None] + share.shape[2] - share.shape[1]
@@ -197,7 +213,7 @@ def layer_table(record: Record) -> Table | None:
                 layer.name if layer.between else layer.layer, len(weights),
                 mask_words(masks[layer.mask]),
                 float(share[..., 0].mean()), float(entropy.mean()),
-                float((share * distance).sum(-1).mean()) if layer.queries == layer.keys else None,
+                float((share * distance).sum(-1).mean()) * tokens if layer.queries == layer.keys else None,
                 None if layer.lam is None else float(layer.lam.mean()), None if negative is None else float(negative),
                 layer.lost,
             ]

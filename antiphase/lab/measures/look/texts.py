@@ -10,9 +10,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from antiphase.base.errors import InputError, named
-from antiphase.lab.measures.look import LONGEST, Token, TokenSequence
+from antiphase.lab.measures.look import EXACT, LONGEST, Token, TokenSequence
 from antiphase.lab.scoring.lengths import context_length
 from antiphase.lab.scoring.loading import LoadedModel
+
+SEGMENT_SHOWN = 40
+"""Letters of a segment that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +103,7 @@ class Reader:
         if count == 0:
             raise InputError(f"{named(field)} has no token in this model's tokenizer; give a sentence to look at")
         if count > self.length:
-            remedies = [named("length", str(LONGEST))] if count <= LONGEST else []
+            remedies = [named("length", str(EXACT if count <= EXACT else LONGEST))] if count <= LONGEST else []
             remedies += [f"{named('truncate')} to look at its beginning", "a shorter text"]
             measured = "" if count <= LONGEST else "; `antiphase probe` measures long texts"
             raise InputError(
@@ -141,3 +144,16 @@ def tokens_of(tokenizer: PreTrainedTokenizerBase, text: str, ids: Tensor) -> lis
         Token(id=number, piece=piece, text=label, word=word)
         for number, piece, label, word in zip(listed, pieces, labels, words, strict=True)
     ]
+
+
+def by_segments(sequence: TokenSequence, size: int) -> TokenSequence:
+    """The text with ``size`` tokens in a row as one, shown by where it begins and its first and last words."""
+    found = []
+    for start in range(0, len(sequence.tokens), size):
+        texts = [token.text for token in sequence.tokens[start : start + size]]
+        words = "".join(texts)
+        shown = (
+            words if len(words) <= SEGMENT_SHOWN else f"{words[: SEGMENT_SHOWN // 2]} … {words[-SEGMENT_SHOWN // 2 :]}"
+        )
+        found.append(Token(id=start, piece=f"{start}–{start + len(texts) - 1}", text=f"{shown} ", word=None))
+    return TokenSequence(text=sequence.text, tokens=found)

@@ -12,7 +12,7 @@ from matplotlib.colors import LogNorm
 
 import antiphase
 from antiphase.base.errors import InputError
-from antiphase.lab.measures.look.tables import remarks
+from antiphase.lab.measures.look.tables import layer_table, remarks
 from support.models import randomize, small_llama
 
 TEXT = "Ein $x^ Stein, am Rand\tder Stadt"
@@ -105,7 +105,9 @@ def test_what_is_unsuitable_is_refused_in_the_words_of_python(llama, look, text_
     assert len(maps.tokens) == 9
     bloom = hf.BloomForCausalLM(hf.BloomConfig(vocab_size=len(text_tokenizer), hidden_size=16, n_layer=1, n_head=2))
     for message, wrong in {
-        "text has 600 tokens, more than the 256 of length; give truncate to look at": lambda: look(llama, "1" * 600),
+        "text has 600 tokens, more than the 256 of length; give length 8192 or truncate to look at": lambda: look(
+            llama, "1" * 600
+        ),
         "text must be one text, got list": lambda: look(llama, ["a"]),
         "layer 2 has the heads 0 to 3, got 4": lambda: maps[2, 4],
         r"path maps\.txt must end in \.html": lambda: maps.save("maps.txt"),
@@ -116,3 +118,49 @@ def test_what_is_unsuitable_is_refused_in_the_words_of_python(llama, look, text_
     }.items():
         with pytest.raises((InputError, IndexError), match=f"^{message}"):
             wrong()
+
+
+def test_a_long_text_is_shown_by_segments_and_a_part_of_it_token_by_token(llama, look, text_tokenizer, tmp_path):
+    text = " ".join(["Ein Stein am Rand"] * 60)
+    ids = text_tokenizer(text, return_tensors="pt")["input_ids"]
+    count = ids.shape[1]
+    assert 512 < count < 1024
+    size = -(-count // 256)
+    maps = look(llama, text, length=1024)
+    whole = eager_maps(llama.eval(), ids, 1)
+    assert len(maps.tokens) == -(-count // size)
+    cell = whole[:, 10 * size : 11 * size, 2 * size : 3 * size]
+    torch.testing.assert_close(maps[1][:, 10, 2], cell.sum(-1).mean(-1))
+    torch.testing.assert_close(maps.part("peaks")[1][:, 10, 2], cell.amax((-1, -2)))
+    assert "".join(maps.tokens[:1]).startswith(text_tokenizer.decode(ids[0, :1]))
+    assert remarks(maps.record())[0].startswith(f"A row and a column are {size} tokens: the sum over the keys, ")
+    assert len(remarks(maps.record())) == 1
+    page = maps.save(tmp_path / "long.html").read_text(encoding="utf-8")
+    assert "(largest)" in page
+    assert "Pieces of the" not in page
+    assert [row[0] for row in layer_table(maps.record()).rows] == ["0 (text)", "1 (text)", "2 (text)"]
+    distance = layer_table(maps.record()).rows[0][5]
+    apart = (torch.arange(len(maps.tokens))[:, None] - torch.arange(len(maps.tokens))).abs()
+    assert distance == pytest.approx(float((maps[0] * apart).sum(-1).mean()) * size, rel=1e-2)
+    part = look(llama, text, length=1024, queries=(500, 540), keys=(3, 20))
+    torch.testing.assert_close(part[2], eager_maps(llama, ids, 2)[:, 500:540, 3:20])
+    assert part.queries == [text_tokenizer.decode([token]) for token in ids[0, 500:540].tolist()]
+    assert part.tokens == [text_tokenizer.decode([token]) for token in ids[0, 3:20].tolist()]
+    assert remarks(part.record()) == ["A part of a long text: a query's weights on other keys are not in the pictures."]
+    part.save(tmp_path / "part.html")
+
+
+def eager_maps(model, ids, layer):
+    model.set_attn_implementation("eager")
+    found = model(ids, output_attentions=True).attentions[layer][0].detach()
+    model.set_attn_implementation("sdpa")
+    return found
+
+
+def test_spans_and_long_texts_that_cannot_be_shown_are_refused_by_name(llama, look):
+    with pytest.raises(InputError, match="queries and keys are given together"):
+        look(llama, queries=(0, 3))
+    with pytest.raises(InputError, match=r"keys must be two numbers such as 90:200, at most 512 apart, got 5:2"):
+        look(llama, queries=(0, 3), keys=(5, 2))
+    with pytest.raises(InputError, match=r"queries must end at \d+ at most, as the text does, got 99"):
+        look(llama, queries=(0, 99), keys=(0, 2))
