@@ -1,4 +1,4 @@
-"""What the site has beside its pages: the README as first page, the records, formulas as MathML, which browsers draw.
+"""What the site has beside its pages: the README as first page, records, examples, formulas as MathML.
 
 Only ``mathematics.md`` has formulas: ``$…$`` in a line, and ``$$`` on lines of their own around a block.
 """
@@ -17,14 +17,14 @@ PAGE = "mathematics.md"
 BLOCK, INLINE = re.compile(r"^\$\$\n(.+?)\n\$\$$", re.MULTILINE | re.DOTALL), re.compile(r"\$([^$\n]+)\$")
 
 
-RECORDS = "records"
-"""Folder of the repository; a page links to ``../records/NAME``, in the site to ``records/NAME``."""
+FOLDERS = ("records", "examples")
+"""Folders of the repository; a page links to ``../records/NAME``, in the site to ``records/NAME``."""
 
 
 def on_files(files: Any, config: Any) -> Any:
     """Called by MkDocs with the files of the site."""
-    for path in sorted(Path(RECORDS).rglob("*")):
-        if path.is_file():
+    for path in sorted(path for folder in FOLDERS for path in Path(folder).rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
             files.append(File(path.as_posix(), ".", config.site_dir, use_directory_urls=False))
     files.append(File.generated(config, "index.md", content=first_page()))
     return files
@@ -38,7 +38,8 @@ def first_page() -> str:
 
 def on_page_markdown(markdown: str, page: Any, **context: Any) -> str:
     """Called by MkDocs with the text of each page."""
-    markdown = markdown.replace(f"](../{RECORDS}/", f"]({RECORDS}/").replace(f"](../../{RECORDS}/", f"](../{RECORDS}/")
+    for folder in FOLDERS:
+        markdown = markdown.replace(f"](../{folder}/", f"]({folder}/").replace(f"](../../{folder}/", f"](../{folder}/")
     if page.file.src_uri != PAGE:
         return markdown
     if any(line.count("$") % 2 for line in markdown.splitlines()):

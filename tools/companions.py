@@ -4,8 +4,9 @@
 
 Trainers (TRL), quantization (torchao, bitsandbytes), Ray, a notebook kernel and the real model SmolLM2 are installed
 into an environment of their own, on top of this one. The tests that are skipped without them run there, and the
-notebook in a kernel. The record, ``records/companions.json``, has the versions and the numbers of tests; a test
-that is skipped all the same makes the step fail.
+notebooks of ``examples`` in a kernel, which renews their outputs: pages and other large HTML are left out of the files.
+The record, ``records/companions.json``, has the versions and the numbers of tests; a test that is skipped all the same
+makes the step fail.
 """
 
 from __future__ import annotations
@@ -35,25 +36,32 @@ TESTS = (
     "tests/lab/training/execution/test_executors.py", "tests/lab/training/execution/test_ray_cluster.py",
     "tests/models/test_gguf.py",
 )  # fmt: skip
-NOTEBOOK = "examples/noise.ipynb"
-RUN_NOTEBOOK = """
+RUN_NOTEBOOKS = """
 import sys, nbformat
 from nbclient import NotebookClient
-notebook = nbformat.read(sys.argv[1], as_version=4)
-NotebookClient(notebook, timeout=1800, resources={"metadata": {"path": sys.argv[2]}}).execute()
-print(sum(bool(cell.get("outputs")) for cell in notebook.cells), "cells have shown something")
+for path in sys.argv[2:]:
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=1800, record_timing=False, resources={"metadata": {"path": sys.argv[1]}}).execute()
+    for cell in (cell for cell in notebook.cells if cell.cell_type == "code"):
+        cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+        for output in cell.outputs:
+            if len(output.get("data", {}).get("text/html", "")) > 20_000:
+                del output.data["text/html"]
+    nbformat.write(notebook, path)
+    print(path, sum(bool(cell.get("outputs")) for cell in notebook.cells), "cells have shown something", flush=True)
 """
 
 
 def main() -> int:
-    """Install, test, run the notebook, write the record; 1 if something fails."""
+    """Install, test, run the notebooks, write the record; 1 if something fails."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="antiphase-companions-") as scratch:
         python = environment_on_top(Path(scratch) / "environment")
-        values = {"packages": versions(python), **tested(python, Path(scratch)), "notebook": NOTEBOOK}
+        notebooks = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "examples").glob("*.ipynb"))]
+        values = {"packages": versions(python), **tested(python, Path(scratch)), "notebooks": notebooks}
         values["notebook_status"] = subprocess.run(
-            [str(python), "-c", RUN_NOTEBOOK, str(ROOT / NOTEBOOK), scratch], env=offline(), check=False
+            [str(python), "-c", RUN_NOTEBOOKS, scratch, *notebooks], cwd=ROOT, env=offline(), check=False
         ).returncode
     record = Record(kind="companions", values=values, seconds=time.perf_counter() - started)
     CONSOLE.print(str(record.save(ROOT / "records", "companions")))
@@ -65,11 +73,7 @@ def environment_on_top(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin/python"
     below = sysconfig.get_paths()["purelib"]
-    own = Path(
-        subprocess.check_output(
-            [python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])"], text=True
-        ).strip()
-    )
+    (own,) = (folder / "lib").glob("python*/site-packages")
     (own / "below.pth").write_text(f"import site; site.addsitedir({below!r})\n", encoding="utf-8")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
     subprocess.run([*pip, *PACKAGES], check=True)

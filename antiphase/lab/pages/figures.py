@@ -29,7 +29,10 @@ class NotebookFigure(Figure):
 def figures_of(record: Record) -> dict[str, Figure]:
     """All figures of a record by the name of their file, in the order of the page."""
     drawings = presentation_of(record.kind).figures
-    return {name: figure for name, drawing in drawings.items() if (figure := drawing.draw(record)) is not None}
+    found = {name: figure for name, drawing in drawings.items() if (figure := drawing.draw(record)) is not None}
+    for figure in found.values():
+        figure.__class__ = NotebookFigure
+    return found
 
 
 def figure_bytes(figure: Figure, format: str) -> bytes:
