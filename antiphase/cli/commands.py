@@ -82,7 +82,8 @@ class _Option:
             kind = list[self.kind] if self.is_repeated else self.kind  # type: ignore[name-defined]  # a type by value
             return _parameter(self.field.name, Annotated[kind, argument])
         shown = self._shown()
-        names = [flag.name] if flag.alias is None else [flag.name, flag.alias]
+        name = f"{flag.name}/{flag.name.replace('--', '--no-', 1)}" if default is True else flag.name
+        names = [name] if flag.alias is None else [name, flag.alias]
         option = typer.Option(*names, help=flag.help, show_default=shown, **self._bounds())
         if default is MISSING:
             one = str if flag.separated else self.kind

@@ -86,6 +86,21 @@ def test_search_writes_a_plan_that_apply_takes(antiphase, tmp_path):
     assert "Continued texts" in (tmp_path / "a" / "report.html").read_text()
 
 
+def test_controls_have_progress_and_can_be_left_out(antiphase, tmp_path):
+    settings = SearchSettings(
+        name=str(tmp_path / "model"), tasks=[str(tmp_path / "task.yaml")], samples=24, alpha=1.2, score="probability"
+    )
+    told = []
+    searching.search(settings, tmp_path / "s", report=lambda done, count: told.append((done, count)))
+    assert sorted(set(told)) == [(done, 8 + 2 + 27) for done in range(1, 8 + 2 + 27 + 1)]
+    code, out, _ = antiphase(f"{SEARCH} --score probability --no-controls --output n")
+    assert code == 0
+    assert "heads and controls: 10 of 10" in out
+    assert [row["setting"] for row in values(tmp_path / "n")["controls"]] == ["kept heads"]
+    assert Record.load(tmp_path / "n").config["controls"] is False
+    assert "Controls were not run" in (tmp_path / "n" / "report.html").read_text()
+
+
 @pytest.mark.slow
 def test_copies_do_not_judge(antiphase, tmp_path):
     (tmp_path / "twice.txt").write_text((tmp_path / "data.txt").read_text() * 2)

@@ -51,12 +51,14 @@ def random_heads(kept: Sequence[Head], tried: Sequence[Head], seed: int) -> Iter
         yield Control(f"random heads {draw}", sorted(tried[index] for index in order))
 
 
-def controls_of(kept: Sequence[Head], tried: Sequence[Head], seed: int) -> Iterator[Control]:
+def controls_of(kept: Sequence[Head], tried: Sequence[Head], seed: int, mode: str = "prompt") -> Iterator[Control]:
     """All controls of some kept heads.
 
     The inverse rule and other tokens have no form in mode "running".
     """
     yield from random_heads(kept, tried, seed)
+    if mode == "running":
+        return
     for draw in range(RANDOM_TOKENS):
         yield Control(f"random tokens {draw}", list(kept), "random-tokens", draw)
     yield Control("first token alone", list(kept), "first-token")

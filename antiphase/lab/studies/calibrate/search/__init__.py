@@ -17,13 +17,14 @@ class SearchSettings(ChoiceSettings):
     Example: [bold]antiphase calibrate search MODEL --task trec.yaml --samples 200 --output runs/search[/]
     """
 
-    counted = "heads"
+    counted = "heads and controls"
 
     method: str = flag(
         "Search method: exhaustive, cached (lower layers run once) or screen (ranks heads by gradients first).",
         default="exhaustive", choices=("exhaustive", "cached", "screen"),
     )  # fmt: skip
     score: str = score_flag("Score to raise: metric, or probability of the right answers.")
+    controls: bool = flag("Compare the gain with that of other heads, other tokens and the inverse.", default=True)
 
 
 SETTINGS = SearchSettings

@@ -26,7 +26,7 @@ from antiphase.lab.scoring.loading import refused_by_model
 from antiphase.lab.scoring.task_scores import log_probabilities, score_samples
 from antiphase.lab.settings.flags import kept_settings
 from antiphase.lab.studies.calibrate.cells import Cells
-from antiphase.lab.studies.calibrate.controls import RANDOM_HEADS, RANDOM_TOKENS, Control, controls_of
+from antiphase.lab.studies.calibrate.controls import Control, controls_of
 from antiphase.lab.studies.calibrate.measuring import (
     CHOSEN_ON,
     SCORES,
@@ -77,9 +77,11 @@ def search(
         known = [HeadResult(**values) for values in read_lines(heads, *HeadResult.__dataclass_fields__)]
         done = count(len(known) + 1)
 
+        judged_count = _judged_count(settings)
+
         def keep(result: HeadResult, total: int) -> None:
             append_line(heads, asdict(result))
-            report(next(done), total)
+            report(next(done), total + judged_count)
 
         with refused_by_model(settings.name):  # what has been found by then stays
             _tell_time(settings, loaded.model, split, say)
@@ -89,10 +91,12 @@ def search(
                 layers=settings.layers, surrogate=by_mode(log_probabilities, settings.mode),
                 held_out=settings.held_out, seed=settings.seed, key=hash_of_sample, known=known, report=keep,
             )  # fmt: skip
-            say("controls")
-            judged = _judged(
-                settings, loaded.model, tasks, split, plan, Cells(output / CELLS, settings.mode, lambda done: None)
-            )
+            say("controls" if settings.controls else "the kept heads together")
+            tried = len(plan.scores["heads"])
+            whole = tried + judged_count
+            cells = Cells(output / CELLS, settings.mode, lambda done: report(tried + done, whole))
+            judged = _judged(settings, loaded.model, tasks, split, plan, cells)
+            report(whole, whole)  # where no head is kept, nothing is compared
         chosen_on = {name: sorted(map(hash_of_sample, some)) for name, some in split.search.items()}
         replace(plan, scores={**plan.scores, CHOSEN_ON: chosen_on}).save(output / "plan.json")
         values = {"tasks": standings, "heads_alone": plan.scores["heads"], **plan.scores, "heads": plan.heads, **judged}
@@ -123,9 +127,14 @@ def _tell_time(settings: SearchSettings, model: PreTrainedModel, split: Split, s
         "cached": maps * sum(1 - layer / last for layer in layers),
         "screen": max(1.0, SCREENED_SHARE * maps * len(layers)),
     }[settings.method]
-    share = (RANDOM_HEADS + RANDOM_TOKENS + 6) * tokens_of(held_out) / max(1, tokens_of(searched))
+    share = (_judged_count(settings) + 2) * tokens_of(held_out) / max(1, tokens_of(searched))
     seconds = (evaluations + 2 + share) * measured_seconds(model, searched, settings.mode)
     say(f"{maps * len(layers)} heads, {len(searched)} samples to search by: {spoken_time(seconds)} in all")
+
+
+def _judged_count(settings: SearchSettings) -> int:
+    """Number of settings that are judged if a head is kept: none, the kept heads, and their controls."""
+    return 2 + (len([*controls_of((), (), settings.seed, settings.mode)]) if settings.controls else 0)
 
 
 def _judged(
@@ -144,9 +153,8 @@ def _judged(
     among = plan.scores.get("slopes", plan.scores["heads"])  # the screen chooses among more than it tries
     tried = [(int(layer), int(head)) for layer, _, head in (name.partition(".") for name in among)]
     found, rows = plain, []
-    for control in (Control("kept heads", kept), *controls_of(kept, tried, settings.seed)) if kept else ():
-        if settings.mode == "running" and control.rule is not None:
-            continue
+    controls = controls_of(kept, tried, settings.seed, settings.mode) if settings.controls else ()
+    for control in (Control("kept heads", kept), *controls) if kept else ():
         key = json.dumps([control.setting, control.heads])
         cell = cells.evaluate(key, model, held, partial(control.applied, model, *rule))
         found = cell if control.setting == "kept heads" else found

@@ -38,6 +38,8 @@ def result(record: Record) -> Table | None:
         ["Evaluations", f"{found.evaluations:,} of {found.exhaustive_evaluations:,} ({found.method})"],
     ]
     note = left_out_note(found.left_out)
+    if not record.config.get("controls", True):
+        note = f"{note} Controls were not run: random heads may gain as much.".strip()
     return Table(title="Calibration found", columns=[Column("What"), Column("Value")], rows=rows, note=note)
 
 
