@@ -53,7 +53,8 @@ def _trained(plan: Plan, output: Path, *, resume: bool, as_json: bool) -> tuple[
     for words in plan.announced:
         console.print(words, highlight=False)
     watch = {"watch": page_writer(console, output)} if plan.is_watched else {}
-    progress: Any = job_progress(console) if plan.steps is None else run_progress(console, plan.steps)
+    of_study = job_progress(console, plan.runs, plan.tokens)
+    progress: Any = of_study if plan.steps is None else run_progress(console, plan.steps)
     with progress as report:
         return console, plan.run(output, resume=resume, say=sayer(console), report=report, **watch)
 

@@ -20,6 +20,9 @@ KNOWN_SECONDS, MEASURED_SECONDS, WORTH_SECONDS = 0.05, 3.0, 30.0
 """Thresholds of an estimate: a part that took less was known before; time to measure; time left worth reporting."""
 LINE_SECONDS = 10.0
 """Between two lines where the output is no terminal."""
+ALL = "all runs"
+KNOWN_SHARE = 0.05
+"""Share of a run before which no time is given: early ones were wrong by a factor of ten."""
 
 
 class Estimate:
@@ -58,6 +61,52 @@ Show = Callable[[Hashable, str, float, float, str], None]
 """Shows a piece of work: its key, its name, how much is done, of how much, and more to say about it."""
 
 
+class Pace:
+    """How long the rest of a stage takes, by what was done since its first part: what came before it was loading."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.begun: dict[Hashable, tuple[float, float]] = {}
+
+    def left(self, stage: Hashable, done: float, total: float) -> str:
+        """For example ``about 5 minutes left``; empty before ``KNOWN_SHARE`` of the stage and at its end."""
+        now = self.clock()
+        since, before = self.begun.setdefault(stage, (now, done)) if done else (now, done)
+        if done - before < KNOWN_SHARE * total or done >= total:
+            return ""
+        return f"about {duration((now - since) / (done - before) * (total - done))} left"
+
+
+class Total:
+    """How many runs of a study are finished, and how long all that is left takes.
+
+    Args:
+        runs: number of all.
+        tokens: that all train on; runs may differ in size.
+    """
+
+    def __init__(self, runs: int, tokens: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.runs, self.tokens, self.clock = runs, tokens, clock
+        self.first: dict[Job, float] = {}
+        """Tokens of each run when it was first seen: a study that was resumed had them before."""
+        self.done: dict[Job, float] = {}
+        self.finished: set[Job] = set()
+        self.since: float | None = None
+
+    def words(self, job: Job, step: int) -> str:
+        """What is known after a run's step, for example ``4 of 6 runs, about 5 minutes left for everything``."""
+        now, training = self.clock(), job.settings.training
+        self.since = now if self.since is None else self.since
+        self.done[job] = step * training.batch_size * job.settings.data.sequence_length
+        made = sum(self.done.values()) - sum(self.first.setdefault(one, self.done[one]) for one in self.done)
+        if step >= training.steps:
+            self.finished.add(job)
+        words, left = f"{len(self.finished)} of {self.runs} runs", self.tokens - sum(self.done.values())
+        if made < KNOWN_SHARE * self.tokens / self.runs or left <= 0:
+            return words
+        return f"{words}, about {duration((now - self.since) / made * left)} left for everything"
+
+
 class Lines:
     """Progress as lines, for output that is no terminal: one in ``LINE_SECONDS``, and one when a stage is finished.
 
@@ -67,37 +116,40 @@ class Lines:
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self.say, self.clock = say, clock
         self.told = -math.inf
-        self.begun: dict[Hashable, tuple[float, float]] = {}
-        """When the first part of a stage was finished, and how much that was: what came before it was loading."""
+        self.pace = Pace(clock)
         self.finished: set[Hashable] = set()
         """Stages whose end has been told."""
 
     def show(self, key: Hashable, name: str, done: float, total: float, text: str) -> None:
         """A ``Show``."""
         now, is_finished, stage = self.clock(), done >= total, (key, total)
-        if done:
-            self.begun.setdefault(stage, (now, done))
+        left = self.pace.left(stage, done, total)
         if (now - self.told < LINE_SECONDS and not is_finished) or (is_finished and stage in self.finished):
             return
         if is_finished:
             self.finished.add(stage)
         self.told = now
-        words = [f"{name}: {int(done)} of {total:g}", *([text] if text else [])]
-        since, before = self.begun.get(stage, (now, done))
-        if done > before and not is_finished:
-            words.append(f"about {duration((now - since) / (done - before) * (total - done))} left")
-        self.say(", ".join(words))
+        self.say(", ".join(filter(None, [f"{name}: {int(done)} of {total:g}", left, text])))
 
 
 @contextmanager
 def _shown(console: Console) -> Iterator[Show]:
     """Shows each piece of work as a bar in a terminal or notebook, and as lines elsewhere."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
     if not (console.is_terminal or console.is_jupyter):
         yield Lines(lambda line: console.print(line, highlight=False, soft_wrap=True)).show
         return
-    names = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+
+    class Remaining(TimeRemainingColumn):
+        """Of a run that has begun in earnest; all runs say it in words."""
+
+        def render(self, task: Task) -> Text:
+            is_known = task.description != ALL and task.completed >= KNOWN_SHARE * (task.total or 0)
+            return super().render(task) if is_known else Text("")
+
+    names = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), Remaining()
     with Progress(*names, TextColumn("{task.fields[text]}", markup=False), console=console) as progress:
         bars: dict[Hashable, Any] = {}
 
@@ -110,16 +162,23 @@ def _shown(console: Console) -> Iterator[Show]:
 
 
 @contextmanager
-def job_progress(console: Console) -> Iterator[Callable[[Job, int, dict[str, Any]], None]]:
-    """Progress of each run of a study."""
-    estimate = Estimate(sayer(console))
+def job_progress(
+    console: Console, runs: int = 0, tokens: float = 0.0
+) -> Iterator[Callable[[Job, int, dict[str, Any]], None]]:
+    """Progress of each run of a study, and of all, if their number and tokens are known."""
+    total, is_drawn = Total(runs, tokens) if runs else None, console.is_terminal or console.is_jupyter
     with _shown(console) as show:
 
         def report(job: Job, step: int, values: dict[str, Any]) -> None:
             steps = job.settings.training.steps
             loss = f"loss {values['loss']:.3f}" if values.get("loss") is not None else ""
-            estimate.report(step, steps, about=job.name)
-            show(job, job.name, step, steps, loss or ("" if step else "validation before step 1"))
+            text, everything = loss or ("" if step else "validation before step 1"), ""
+            if total is not None:
+                everything = total.words(job, step)
+            if everything and is_drawn:
+                show(None, ALL, len(total.finished), runs, everything)
+            text = text if is_drawn else "; ".join(filter(None, [text, everything]))
+            show(job, job.name, step, steps, text)
 
         yield report
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from antiphase import cli
-from antiphase.cli.progress import Estimate, Lines, job_progress, run_progress, share_progress
+from antiphase.cli.progress import Estimate, Lines, Total, job_progress, run_progress, share_progress
 from antiphase.lab.studies.jobs import Job
 
 
@@ -22,6 +22,42 @@ def test_each_run_of_a_study_has_its_own_steps():
             report(Job("softmax-seed0", "softmax", 0, settings), 4, {"loss": 1.0})
     assert "4/10" in written.getvalue()
     assert "4/4" in written.getvalue()
+
+
+def job(name, steps=100):
+    training, data = SimpleNamespace(steps=steps, batch_size=2), SimpleNamespace(sequence_length=5)
+    return Job(name, "softmax", 0, SimpleNamespace(training=training, data=data))
+
+
+def test_all_runs_have_one_total():
+    now, jobs = [0.0], [job("a"), job("b"), job("short", 50)]
+    total = Total(4, (100 + 100 + 50 + 50) * 10, lambda: now[0])
+    told, steps = [], [(0, 0, 100), (10, 1, 0), (12, 1, 3), (20, 1, 20), (60, 1, 100), (60, 2, 0), (80, 2, 50)]
+    for seconds, which, step in steps:
+        now[0] = seconds
+        told.append(total.words(jobs[which], step))
+    assert told == [
+        "1 of 4 runs", "1 of 4 runs",  # the first was finished before
+        "1 of 4 runs",  # less than a twentieth of a run
+        "1 of 4 runs, about 3 minutes left for everything",  # 20 of 200 steps in 20 seconds
+        *["2 of 4 runs, about 60 seconds left for everything"] * 2,
+        "3 of 4 runs, about 27 seconds left for everything",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_the_total_is_shown_in_a_terminal_and_in_a_log(is_terminal):
+    written = StringIO()
+    with job_progress(Console(file=written, force_terminal=is_terminal, width=120), 2, 2000) as report:
+        report(job("softmax-seed0"), 100, {"loss": 1.0})
+    assert "1 of 2 runs" in written.getvalue()
+    assert ("all runs" in written.getvalue()) is is_terminal
+    assert is_terminal or written.getvalue() == "softmax-seed0: 100 of 100, loss 1.000; 1 of 2 runs\n"
+
+
+def test_a_log_gives_no_time_before_a_twentieth():
+    steps = [(0, "a", 0, 800), (1, "a", 10, 800), (15, "a", 20, 800), (41, "a", 60, 800)]
+    assert told_by_lines(steps) == ["a: 0 of 800", "a: 20 of 800", "a: 60 of 800, about 9.9 minutes left"]
 
 
 def told_by(steps, *, about=""):

@@ -20,6 +20,10 @@ class Plan:
     """Announced before it begins."""
     steps: int | None = None
     """Steps of a single run, which several processes may share; None for a study of several runs."""
+    runs: int = 0
+    """Number of all runs of a study, if it is known beforehand."""
+    tokens: float = 0.0
+    """That they train on together."""
     is_watched: bool = False
     """Whether ``run`` takes ``watch`` too, which is called with records of what there is so far."""
 

@@ -90,7 +90,7 @@ def plan(settings: ReproduceSettings, output: Path) -> Plan:
     return Plan(run, announced=[*further,
         f"{told.runs} runs and {told.short_runs} short ones: {told.tokens / 1e6:.0f}M tokens to train, {takes}; then "
         "the evaluations"
-    ])  # fmt: skip
+    ], runs=told.runs + told.short_runs, tokens=told.tokens)  # fmt: skip
 
 
 def on_gpus(preset: str, gpus: int) -> str:
