@@ -172,12 +172,13 @@ def job_progress(
         def report(job: Job, step: int, values: dict[str, Any]) -> None:
             steps = job.settings.training.steps
             loss = f"loss {values['loss']:.3f}" if values.get("loss") is not None else ""
-            text, everything = loss or ("" if step else "validation before step 1"), ""
+            text = loss or ("" if step else "validation before step 1")
             if total is not None:
                 everything = total.words(job, step)
-            if everything and is_drawn:
-                show(None, ALL, len(total.finished), runs, everything)
-            text = text if is_drawn else "; ".join(filter(None, [text, everything]))
+                if is_drawn:
+                    show(None, ALL, len(total.finished), runs, everything)
+                else:
+                    text = f"{text}; {everything}" if text else everything
             show(job, job.name, step, steps, text)
 
         yield report

@@ -235,3 +235,20 @@ def test_records_of_several_models_have_sections_of_their_own_names_and_no_setti
     assert all(f'aria-label="evaluate-x, {name}"' in text for name in ("one", "two"))
     assert "data.sequence_length" in text
     assert not any(f"data.{name}" in text for name in ("needle_share", "keys", "needles"))
+
+
+def test_models_measured_in_the_same_way_stand_in_one_table(tmp_path):
+    def measured(model, loss, kind="evaluate-perplexity"):
+        rows = [{"sequences": 2, "loss": loss, "perplexity": 2.0, "tokens": 8}]
+        return Record(kind=kind, values={"model": model, "rows": rows})
+
+    records = [measured("a/one", 1.25), measured("b/two", 2.5), measured("b/two", 9.0, "evaluate-x")]
+    (joint,) = summary.side_by_side(records)
+    assert joint.title == "Perplexity: side by side"
+    assert [row[:3] for row in joint.rows] == [["one", 2, 1.25], ["two", 2, 2.5]]
+    assert joint.title in write_report(records, tmp_path / "page.html").read_text()
+    assert [row[0] for row in summary.side_by_side([measured("a/m", 1.0), measured("b/m", 1.0)])[0].rows] == [
+        "a/m",
+        "b/m",
+    ]
+    assert summary.side_by_side([measured("a", 1.25), measured("a", 2.5)]) == []  # of one model: not of several
