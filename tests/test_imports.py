@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -128,31 +127,6 @@ print(json.dumps(wrong))
 @pytest.mark.slow
 def test_auto_classes_know_models_and_attention_whatever_is_imported_first():
     assert fresh(EACH_AFRESH, json.dumps([ORDERS, AUTO])) == []
-
-
-@pytest.mark.slow
-def test_the_entry_point_for_vllm_registers_the_models():
-    """As vLLM calls it: by the name in the metadata, in a process that has transformers and not this package.
-
-    A module of that name stands in for vLLM.
-    """
-    path = Path(__file__).parents[1] / "pyproject.toml"
-    points = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["entry-points"]["vllm.general_plugins"]
-    code = (
-        "import json, sys, transformers, types\n"
-        "from importlib.metadata import EntryPoint\n"
-        "sys.modules['vllm'], served = types.ModuleType('vllm'), {}\n"
-        "sys.modules['vllm'].ModelRegistry = types.SimpleNamespace(register_model=served.__setitem__)\n"
-        "assert 'antiphase' not in sys.modules\n"
-        "EntryPoint(name='antiphase', value=sys.argv[1], group='vllm.general_plugins').load()()\n"
-        "sizes = {'vocab_size': 11, 'hidden_size': 16, 'num_attention_heads': 4}\n"
-        "config = transformers.AutoConfig.for_model('antiphase', **sizes)\n"
-        "names = [type(config).__name__, transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]\n"
-        "print(json.dumps([*names, served, 'antiphase.models.vllm' in sys.modules]))"
-    )
-    name, model, served, is_loaded = fresh(code, points["antiphase"])
-    assert (name, model, is_loaded) == ("AntiphaseConfig", "AntiphaseForCausalLM", False)
-    assert served == {model: f"antiphase.models.vllm:{model}"}
 
 
 def test_every_public_name_is_there_and_no_other():

@@ -140,11 +140,11 @@ def antiphase_attention(
             that ``cu_seq_lens_q`` names.
     """
     warn_of_weights(kwargs)
-    if weighting is not None:
-        if impl == "triton":
-            raise ValueError(f'the Triton kernels have no {weighting}; choose attn_implementation="antiphase"')
+    if weighting is not None and impl == "triton":
+        raise ValueError(f'the Triton kernels have no {weighting}; choose attn_implementation="antiphase"')
+    if weighting is not None or (impl == "auto" and torch.compiler.is_exporting()):  # programs run without our kernels
         out, _ = eager_attention(
-            module, query, key, value, attention_mask, scaling=scaling, weighting=weighting,
+            module, query, key, value, attention_mask, scaling=scaling, lam=lam, s_aux=s_aux, weighting=weighting,
             sliding_window=sliding_window, is_causal=is_causal, **kwargs,
         )  # fmt: skip
         return out, None

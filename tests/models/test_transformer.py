@@ -322,16 +322,6 @@ def test_a_sequence_longer_than_the_positions_is_told(tiny_model, kind, warnings
     assert len(warnings) == 2
 
 
-@pytest.mark.parametrize("kind", [pytest.param("softmax", marks=pytest.mark.slow), "differential", "differential_v2"])
-def test_an_exported_program_serves_other_batches_and_lengths(tiny_model, kind):
-    model, ids, other = tiny_model(kind).double(), ids_of(3, 7), ids_of(2, 11)
-    shape = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", min=2, max=64)}
-    program = torch.export.export(
-        model, (ids,), {"use_cache": False}, dynamic_shapes={"input_ids": shape, "use_cache": None}
-    )
-    assert_near(program.module()(other, use_cache=False).logits, model(other, use_cache=False).logits)
-
-
 @every_kind
 def test_implementations_agree_in_output_and_gradients(tiny_model, kind):
     ids, mask = padded([ids_of(13), ids_of(8)], left=True)
