@@ -8,15 +8,17 @@ MODEL is a causal language model, as SmolLM2 from ``make real-model``; DEMO_RUN 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm, TwoSlopeNorm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.attention.maps import attention_maps
-from antiphase.lab.text.retrieval import RetrievalTask, SymbolLanguage
+from antiphase.lab.text.retrieval import RetrievalBatch, RetrievalTask, SymbolLanguage
 
 TEXT = "The ferry left the harbour at noon. When it came back, the captain said that the sea had been calm."
 SINK_HEAD = (20, 3)
@@ -33,8 +35,7 @@ def main() -> None:
     sink = attention_maps(model, ids)[layer].maps[head, 0]
 
     demo = AutoModelForCausalLM.from_pretrained(sys.argv[2])
-    task = RetrievalTask(SymbolLanguage(64, 100, 200), needles=8, queries=12, sequence_length=56)
-    batch = task.sample(1, torch.Generator().manual_seed(3))
+    batch = asked()
     layer, head = RETRIEVING_HEAD
     found = attention_maps(demo, batch.input_ids)[layer]
     assert found.lam is not None, f"{sys.argv[2]} is not a differential model"
@@ -57,15 +58,27 @@ def main() -> None:
     ):
         axis.imshow(values[rows][::2], cmap=colours, norm=norm, aspect="auto")
         axis.set_title(title, fontsize=10)
+    mark_answers(axes[1:], batch)
+    figure.savefig(PICTURE, dpi=110)
+
+
+def asked() -> RetrievalBatch:
+    """A text of the demo's task with its questions."""
+    task = RetrievalTask(SymbolLanguage(64, 100, 200), needles=8, queries=12, sequence_length=56)
+    return task.sample(1, torch.Generator().manual_seed(3))
+
+
+def mark_answers(axes: Sequence[Axes], batch: RetrievalBatch) -> None:
+    """A square where the answer of each question stands; the pictures have a row for each."""
+    prompt = batch.input_ids[0, : int(batch.prompt_end[0])].tolist()
+    for number, target in enumerate(batch.answer_positions[0, :, 0]):
+        place = prompt.index(int(batch.input_ids[0, target]))
+        for axis in axes:
+            axis.plot(place, number, "s", markersize=6, markerfacecolor="none", markeredgecolor="0.35")
+    for axis in axes:
         axis.set_xlabel("tokens of the text", fontsize=8)
         axis.set_yticks([])
-    axes[1].set_ylabel("12 questions", fontsize=8)
-    for number, target in enumerate(batch.answer_positions[0, :, 0]):
-        answer = int(batch.input_ids[0, target])
-        place = batch.input_ids[0, : int(batch.prompt_end[0])].tolist().index(answer)
-        for axis in axes[1:]:
-            axis.plot(place, number, "s", markersize=6, markerfacecolor="none", markeredgecolor="0.35")
-    figure.savefig(PICTURE, dpi=110)
+    axes[0].set_ylabel("12 questions", fontsize=8)
 
 
 if __name__ == "__main__":
