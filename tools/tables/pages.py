@@ -21,7 +21,6 @@ from antiphase.lab.lineage.commands.classify import ClassifierMean, Classify
 from antiphase.lab.lineage.commands.translate import tables as translation
 from antiphase.lab.lineage.studies.dependency.presentation import accuracies
 from antiphase.lab.lineage.studies.gradients.presentation import gradient_ratios
-from antiphase.lab.lineage.studies.throughput.presentation import speed_ratios
 from antiphase.lab.pages.benchmarks import ratio_text
 from antiphase.lab.pages.tables import Table
 from antiphase.lab.studies.compare.shown import shown
@@ -320,8 +319,6 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "processors": operator_tables.by_processor,
     "shares": operator_tables.shares,
     "dependency": lambda: of_report("dependency", accuracies),
-    "throughput": lambda: of_report("throughput", speed_ratios),
-    "gradients": lambda: of_report("gradients", gradient_ratios),
     "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),
     "demo-short": demo_at_a_glance,
     "demo-layers": layer_tables.demo_layers,
