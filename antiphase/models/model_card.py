@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from antiphase.base.records import Record, dequantized, write_atomically
 from antiphase.models.sources.models import ORIGIN
-from antiphase.models.variants import own_fields
+from antiphase.models.variants import option, own_fields
 
 TEXT = """\
 ---
@@ -32,7 +33,7 @@ tokenizer = AutoTokenizer.from_pretrained("PATH"{trusted})
 
 {training}"""
 
-BESIDE = "How it was trained stands in `run.yaml` and `record.json` beside this file, where antiphase trained it.\n"
+BESIDE = "If antiphase trained it, `run.yaml` and `record.json` beside this file say how.\n"
 
 WITH_PACKAGE = """\
 import antiphase  # registers the architecture
@@ -76,7 +77,7 @@ def write_model_card(
         text = PLAIN.format(title=type(model).__name__, parameters=model.num_parameters(), origin=origin)
         write_atomically(path, text.encode())
         return
-    departs = own_fields(config)
+    departs = [f"{name} {json.dumps(option(config, name))}" for name in own_fields(config)]
     text = TEXT.format(
         origin=origin,
         training=BESIDE if trained is None else training_of(trained),

@@ -327,6 +327,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "tiny-learning-rates-longer": lambda: learning_rates("reproduce-tiny-longer"),
     "claims": lambda: of_report("reproduce/reproduce", claims),
     "pairs-by-seed": reproduction_tables.pairs_by_seed,
+    "continued": reproduction_tables.continued,
     **evidence_tables.TABLES,
     **programme.on_pages(),
     "attack": attack_tables.parts,

@@ -1,4 +1,4 @@
-"""Tables of docs/reproduction.md about the five pairs, from the records in records/reproduce."""
+"""Tables of docs/reproduction.md about the five pairs and about continued training, from their records."""
 
 from __future__ import annotations
 
@@ -37,3 +37,19 @@ def pairs_by_seed() -> list[list[str]]:
 
 def _record(name: str) -> Record:
     return Record.load(RECORDS / f"{name}.json")
+
+
+CONTINUED = {
+    "softmax": "as it is", "control": "V2's control", "differential_v2": "V2",
+    "differential_no_norm": "V1 without head norm", "differential": "V1",
+}  # fmt: skip
+
+
+def continued() -> list[list[str]]:
+    """Held-out loss of a softmax model that continues in other forms, mean over seeds, by step."""
+    runs, steps = Record.load(RECORDS.parent / "upcycle-v1.json").values["runs"], (0, 100, 200, 300)
+    rows = [["continues as", *(f"step {step}" for step in steps)]]
+    for arm, words in CONTINUED.items():
+        curves = [{point["step"]: point["loss"] for point in run["curve"]} for run in runs if run["arm"] == arm]
+        rows.append([words, *(f"{statistics.fmean(curve[step] for curve in curves):.3f}" for step in steps)])
+    return rows

@@ -226,7 +226,8 @@ class Maps:
         weights, one = self.map(layer, head, which), self._layer(layer)
         title = f"layer {one.layer}, head {head}" + (f": {which}" if one.lam is not None else "")
         shown = weights.masked_fill(~one.visible, torch.nan).numpy()
-        return plots.one_map(shown, title, self.queries, self.tokens, axes)
+        unit = "token" if self.segment is None else f"segment of {self.segment} tokens"
+        return plots.one_map(shown, title, self.queries, self.tokens, axes, unit=unit)
 
     def grid(self) -> Figure:
         """A small map for each layer and head."""
@@ -280,9 +281,11 @@ class Maps:
 
     def __repr__(self) -> str:
         heads = sorted({len(one.maps) for one in self.found})
+        count = len(self._first_part()) if self.segment else len(self.found)
+        units = "tokens" if self.segment is None else f"segments of {self.segment} tokens"
         return (
-            f"<attention maps of {self.model}: {len(self.found)} layers, {' or '.join(map(str, heads))} heads, "
-            f"{len(self.queries)} × {len(self.tokens)} tokens>"
+            f"<attention maps of {self.model}: {count} layers, {' or '.join(map(str, heads))} heads, "
+            f"{len(self.queries)} × {len(self.tokens)} {units}>"
         )
 
     def _first_part(self) -> list[AttentionMaps]:

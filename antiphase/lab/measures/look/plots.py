@@ -101,9 +101,19 @@ def one_head(record: Record) -> Figure | None:
 
 
 def one_map(
-    weights: numpy.ndarray, title: str, queries: Sequence[str], keys: Sequence[str], axes: Axes | None = None
+    weights: numpy.ndarray,
+    title: str,
+    queries: Sequence[str],
+    keys: Sequence[str],
+    axes: Axes | None = None,
+    *,
+    unit: str = "token",
 ) -> Axes:
-    """Draw a map (N, M), NaN where hidden, on ``axes`` or those of a new figure of pyplot, and its colour bar."""
+    """Draw a map (N, M), NaN where hidden, on ``axes`` or those of a new figure of pyplot, and its colour bar.
+
+    Args:
+        unit: what a row and a column are.
+    """
     size = {"figsize": (6.4, _height(weights.shape)), "layout": "constrained"}
     # outside the context, which would undo the settings with which a notebook shows figures
     figure = pyplot.figure(**size) if axes is None else axes.figure
@@ -112,7 +122,7 @@ def one_map(
     with matplotlib.rc_context(STYLE):
         axes = axes or figure.subplots()
         image = draw_map(axes, weights, names[0], names[1], norm, colours)
-        axes.set(title=title, xlabel="key token", ylabel="query token")
+        axes.set(title=title, xlabel=f"key {unit}", ylabel=f"query {unit}")
         _label_scale(figure.colorbar(image, ax=axes, label="weight"))
     return axes
 

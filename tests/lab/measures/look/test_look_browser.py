@@ -521,7 +521,8 @@ def test_heads_are_sorted_by_what_they_do_and_sinks_are_named(show, look_record)
     for head, measure in enumerate(("previous", "induction")):
         page.select_option("#measure", measure)
         assert words(page, "#ranking tbody tr:first-child") == f"layer 1, head {head} 1.000"
-    assert words(page, "#sinks") == "Sinks of this map: 7 “gh” 1.000."
+    assert words(page, "#sinks").startswith("Keys that get over 5 / N of the attention (sinks; ")
+    assert words(page, "#sinks").endswith(": 7 “gh” 1.000.")
     assert page.locator("#map .xtick text").all_text_contents() == ["gh"]
     page.click("#ranking button >> nth=0")
     assert words(page, "#map-title") == "Layer 1, head 1"

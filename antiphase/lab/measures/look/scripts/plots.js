@@ -63,7 +63,7 @@ function drawMap() {
     xaxis: { ...tokenAxis("keys", "key", sinks), tickangle: isLabelled("keys") || sinks.length ? -60 : 0, range: [-0.5, M - 0.5] },
     yaxis: { ...tokenAxis("queries", "query", []), range: [N - 0.5, -0.5] },
   });
-  $("sinks").textContent = sinks.length ? `Sinks of this map: ${sinks.map((sink) => `${named("keys", sink.key)} ${number(sink.received)}`).join(", ")}.` : "";
+  $("sinks").textContent = sinks.length ? `Keys that get over 5 / N of the attention (sinks; in a short text perhaps content): ${sinks.map((sink) => `${named("keys", sink.key)} ${number(sink.received)}`).join(", ")}.` : "";
   $("map-title").textContent = `Layer ${layer().name}, ${headName(state.head)}${layer().each === 2 ? `: ${{ difference: "first − λ · second", first: "first map", second: "second map" }[state.map]}` : ""}`;
   sayCell();
 }
