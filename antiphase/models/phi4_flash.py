@@ -32,26 +32,26 @@ def phi4_flash_attention(folder: str, layer: int) -> DifferentialAttentionV1:
     Raises:
         InputError: it is no folder of this model, its tensors are others, or the layer has no attention.
     """
-    found = local_folder(folder, "folder")
-    config = {} if found is None else read_json(found / "config.json", "folder", "download the model once more")
+    found = local_folder(folder, "source")
+    config = {} if found is None else read_json(found / "config.json", "source", "download the model once more")
     if found is None or config.get("model_type") != "phi4flash" or config.get("mb_per_layer", 2) != 2:
-        raise InputError("this is no folder of a Phi-4-mini-flash model", field="folder", path=folder)
+        raise InputError("this is no folder of a Phi-4-mini-flash model", field="source", path=folder)
     check_counts({name: config.get(name) for name in COUNTS}, COUNTS)
     hidden, maps, key_maps, layers, window = (config[name] for name in COUNTS)
     full = layers // 2 + 1
     if layer % 2 == 0 or not 0 < layer < layers:
-        raise InputError(f"layer {layer} has no attention", f"choose an odd one below {layers}", field="folder")
+        raise InputError(f"layer {layer} has no attention", f"choose an odd one below {layers}", field="source")
     made = DifferentialAttentionV1(
         hidden, maps, num_key_value_heads=key_maps, layer_idx=layer, is_causal=layer <= full, bias=True,
         sliding_window=window if layer < full else None, attention=eager_attention, initialize=False,
     )  # fmt: skip
-    stored = weight_files(found, folder, "folder")
+    stored = weight_files(found, folder, "source")
 
     def read(index: int, name: str, shape: tuple[int, ...]) -> Tensor:
         name = f"model.layers.{index}.attn.{name}"
         if stored.shapes.get(name) != shape:
             problem = f"the tensor {name} has shape {stored.shapes.get(name)}, expected {shape}"
-            raise InputError(problem, field="folder", path=folder)
+            raise InputError(problem, field="source", path=folder)
         return stored.read(name)
 
     keys = key_maps * made.head_dim

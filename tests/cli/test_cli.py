@@ -89,7 +89,7 @@ def test_documents_name_commands_and_flags_that_exist(page):
             assert one is not None, f"{first} {second}"
         below = [one.get_command(None, name) for name in one.commands] if isinstance(one, TyperGroup) else [one]
         known = {"--help", *(flag for command in below for parameter in command.params for flag in parameter.opts)}
-        assert set(re.findall(r"(?<!\S)--[a-z][a-z-]*", rest)) <= known, f"{first} {second} {rest}"
+        assert set(re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", rest)) <= known, f"{first} {second} {rest}"
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_a_model_is_converted_and_unsuitable_ones_are_refused(antiphase, refused
         ("missing new", "SOURCE missing: there is no such folder"),
         ("v2 new --to llama", "--to llama takes softmax models; SOURCE has differential_v2"),
         ("v2 new --to elsewhere", "invalid value for '--to'"),
-        ("llama new --attention-type differential", "--attention-type must be differential_v2"),
+        ("llama new --attention-type v3", "--attention-type must be one of differential_v2, differential, dex, got 'v3'"),
         ("llama new --control", "--control needs --attention-type"),
     ):
         refused(pattern, f"convert {words}")
@@ -413,7 +413,7 @@ def test_look_writes_a_record_and_a_page_that_report_draws_again(antiphase, fore
 
 
 @pytest.mark.parametrize(("pattern", "arguments"), [
-    ("--length must lie between 1 and 512, got 600", "--text a --length 600"),
+    ("--length must lie between 1 and 8192, got 9000", "--text a --length 9000"),
     ("more than the 3 of --length", "--text harbour,harbour --length 3"),
     ("--text and --text-file are missing; give one", ""),
 ])  # fmt: skip

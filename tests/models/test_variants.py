@@ -333,7 +333,7 @@ def test_tensors_missing_from_a_checkpoint_begin_at_zero(tiny_model, name, added
 def test_the_model_card_names_the_variant(tiny_model, tmp_path):
     kind, fields = VARIANTS["gate"]
     tiny_model(kind, **fields).save_pretrained(tmp_path)
-    assert "with softmax (output_gate) attention" in " ".join((tmp_path / "README.md").read_text().split())
+    assert "with softmax (output_gate true) attention" in " ".join((tmp_path / "README.md").read_text().split())
 
 
 def test_lambda_stays_in_fp32_when_the_model_is_loaded_in_half_precision(tiny_model, tmp_path):
