@@ -19,8 +19,8 @@ from antiphase.layers.functions import apart, has_two_keys, is_differential, joi
 from antiphase.models.tensor_plan import tensor_plan
 from antiphase.models.variants import needs
 
-NARROWEST = 32
-"""Width of the narrowest maps that servers have kernels for; narrower ones are stored with zeros."""
+NARROWEST, STEP = 32, 16
+"""Width of the narrowest maps that servers have kernels for, and of what others are multiples; zeros fill them up."""
 BY_LONGEST_TEXT = ("dynamic", "longrope")
 """Rotary positions that depend on the longest text of a batch."""
 
@@ -47,7 +47,8 @@ def paged_sizes(layer: AttentionLayer, *, processes: int = 1) -> PagedSizes:
         queries = queries // 2 + queries // 2 // getattr(layer, "heads_per_noise", 1)
     if has_two_keys(layer):
         groups, width = groups // 2, 2 * width
-    return PagedSizes(queries // processes, groups // processes, max(width, NARROWEST))
+    stored = max(NARROWEST, -(-width // STEP) * STEP)
+    return PagedSizes(queries // processes, groups // processes, stored)
 
 
 class PagedAttention(nn.Module):
