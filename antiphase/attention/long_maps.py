@@ -26,8 +26,8 @@ def segment_maps(model: PreTrainedModel, input_ids: Tensor, size: int) -> list[A
 
     For each layer there are two. ``segments`` has the sum over the keys of a segment, mean over its queries, so its
     rows sum to one as those of the tokens do; λ is the mean over the queries, and the second map is weighted by λ, so
-    that the difference is exact. ``peaks`` has the largest absolute weight of each pair of segments, in which a single
-    token stays visible.
+    that the difference is exact, except where λ changes its sign within a segment. ``peaks`` has the largest absolute
+    weight of each pair of segments, in which a single token stays visible.
 
     Args:
         input_ids: (1, N), without padding.
@@ -97,7 +97,9 @@ def _segments(part: tuple[Tensor, Tensor, Tensor], size: int) -> tuple[Tensor, T
     maps, lam, seen = part
     weights = maps[:, 0] if maps.shape[1] == 1 else maps[:, 0] - lam[..., None] * maps[:, 1]
     if maps.shape[1] == 2:
-        share = lam / lam.mean(-1, keepdim=True)
+        mean = lam.mean(-1, keepdim=True)
+        is_weighted = (lam * mean > 0).all(-1, keepdim=True)  # else a weight would be negative, or 0 divided by 0
+        share = torch.where(is_weighted, lam / mean, 1.0)
         maps = torch.stack([maps[:, 0], share[..., None] * maps[:, 1]], dim=1)
     sums, largest, any_seen = (
         pad(one, (0, -one.shape[-1] % size)).unflatten(-1, (-1, size)) for one in (maps, weights.abs(), seen)

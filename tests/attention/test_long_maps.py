@@ -67,3 +67,22 @@ def test_a_learned_sink_takes_its_share_of_every_row(tiny_model):
     whole, found = attention_maps(model, IDS), segment_maps(model, IDS, 5)
     assert found[0].maps.sum(-1).min() < 0.9
     torch.testing.assert_close(found[0].maps.sum(-1)[:, 0, 0], whole[0].maps.sum(-1)[:, 0, :5].mean(-1))
+
+
+def test_a_second_map_that_counts_for_nothing_stays_a_map(tiny_model):
+    model = tiny_model("differential", second_map="none")
+    for found, whole in zip(segment_maps(model, IDS, 5)[::2], attention_maps(model, IDS), strict=True):
+        assert (found.lam == 0).all()
+        torch.testing.assert_close(found.maps.sum(-1), torch.ones(found.maps.shape[:3]))
+        torch.testing.assert_close(found.weights()[:, 1, 0], whole.maps[:, 0, 5:10, :5].sum(-1).mean(-1))
+
+
+@pytest.mark.parametrize("lam", [(0.2, 0.6), (-0.2, -0.6), (-0.2, 0.4)])
+def test_a_segment_weights_the_second_map_by_lambda_of_one_sign_alone(lam):
+    maps = torch.tensor([[[[0.5, 0.5], [0.5, 0.5]], [[0.4, 0.6], [0.8, 0.2]]]])
+    sums, mean, _, _ = long_maps._segments((maps, torch.tensor([lam]), torch.ones(2, 2, dtype=torch.bool)), 1)
+    assert (sums >= 0).all()
+    exact = maps[0, 0] - torch.tensor(lam)[:, None] * maps[0, 1]
+    found = sums[0, 0] - mean * sums[0, 1]
+    is_exact = torch.allclose(found, exact.mean(0), atol=1e-6)
+    assert is_exact == (lam[0] * lam[1] > 0)
