@@ -182,7 +182,10 @@ def remarks(record: Record) -> list[str]:
             f"“{LARGEST}”, the largest absolute weight among them."
         )
     if any(layer.is_span for layer in layers):
-        found.append("A part of a long text: a query's weights on other keys are not in the pictures.")
+        found.append(
+            "A part of a text: its queries and its keys are counted from 0, “the first token” is the first of these "
+            "keys, and a query's weights on other keys are not in the pictures."
+        )
     lost = {index: share for index, layer in enumerate(layers) if (share := layer.lost) is not None}
     if lost:
         mean = sum(lost.values()) / len(lost)

@@ -146,7 +146,9 @@ def test_a_long_text_is_shown_by_segments_and_a_part_of_it_token_by_token(llama,
     torch.testing.assert_close(part[2], eager_maps(llama, ids, 2)[:, 500:540, 3:20])
     assert part.queries == [text_tokenizer.decode([token]) for token in ids[0, 500:540].tolist()]
     assert part.tokens == [text_tokenizer.decode([token]) for token in ids[0, 3:20].tolist()]
-    assert remarks(part.record()) == ["A part of a long text: a query's weights on other keys are not in the pictures."]
+    (said,) = remarks(part.record())
+    assert said.startswith("A part of a text: its queries and its keys are counted from 0")
+    assert said.endswith("a query's weights on other keys are not in the pictures.")
     part.save(tmp_path / "part.html")
 
 
