@@ -281,6 +281,13 @@ def test_every_mutation_has_its_place():
     assert {name: count for name, count in found.items() if count != 1} == {}
 
 
+def test_every_test_belongs_to_a_step_of_the_full_run():
+    steps = runpy.run_path(str(ROOT / "tools/full_run.py"))["TESTS"]
+    chosen = [place for words, _ in steps.values() for place in words]
+    files = [path.relative_to(ROOT) for path in (ROOT / "tests").rglob("test_*.py")]
+    assert [file for file in files if not any(file.is_relative_to(place) for place in chosen)] == []
+
+
 def test_failed_tests_are_run_again_and_the_record_keeps_what_was(monkeypatch):
     full_run = runpy.run_path(str(ROOT / "tools/full_run.py"))
     cases = {
@@ -294,9 +301,9 @@ def test_failed_tests_are_run_again_and_the_record_keeps_what_was(monkeypatch):
         return {"step": name, "status": 0, "seconds": 2.0, "tests": 2, "skipped": 0, "skips": {}, "failed": []}
 
     monkeypatch.setitem(full_run["again"].__globals__, "counted", counted)
-    step = {"step": "tests", "status": 1, "seconds": 9.0, "tests": 70, "failed": list(cases), "revision": "a"}
+    step = {"step": "tests: models", "status": 1, "seconds": 9.0, "tests": 70, "failed": list(cases), "revision": "a"}
     found = full_run["again"](step)
-    assert asked == [(list(cases.values()), full_run["TESTS"]["tests"][1])]
+    assert asked == [(list(cases.values()), full_run["TESTS"]["tests: models"][1])]
     assert {**found, "repetitions": []} == {**step, "status": 0, "seconds": 11.0, "failed": [], "repetitions": []}
     assert [(one["tests"], one["repeated"]) for one in found["repetitions"]] == [(2, list(cases))]
 

@@ -31,10 +31,15 @@ from antiphase.ops.native import build
 ROOT = Path(__file__).parent.parent
 RECORDS = "records"
 PYTEST = [sys.executable, "-m", "pytest", "--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal"]
+ROOMS = ("attack", "attention", "base", "benchmarks", "calibration", "cli", "experiments", "layers", "models", "ops")
+ROOMS += ("lab/lineage", "lab/measures", "lab/pages", "lab/scoring", "lab/settings", "lab/speed", "lab/statistics")
+ROOMS += ("lab/studies", "lab/text", "lab/training", "zoo")
 TESTS = {
-    "tests": (["tests", "--ignore", "tests/ops/triton"], {}),
+    "tests: the project": ([str(file.relative_to(ROOT)) for file in (ROOT / "tests").glob("test_*.py")], {}),
+    **{f"tests: {room}": ([f"tests/{room}", "--ignore", "tests/ops/triton"], {}) for room in ROOMS},
     "GPU kernels, interpreted": (["tests/ops/triton"], {"TRITON_INTERPRET": "1"}),
 }
+"""A step a folder of tests: what a change touches can be renewed alone."""
 ATTACKS = ("kills", "torchrun", "faults", "inputs")
 """Parts of tests/attack/campaign.py; the first two take half an hour and more than one."""
 OFFLINE = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
