@@ -54,8 +54,12 @@ def register_models() -> None:
 
 
 def register_with_vllm() -> None:
-    """Register the decoders with vLLM, which imports their class when it serves one; vLLM calls this as its plugin."""
+    """Register the decoders with vLLM, which imports their class when it serves one; vLLM calls this as its plugin.
+
+    Classifiers come to the same class, which refuses them by name.
+    """
     from vllm import ModelRegistry
 
     first_use.register_models()
-    ModelRegistry.register_model("AntiphaseForCausalLM", "antiphase.models.vllm:AntiphaseForCausalLM")
+    for head in ("CausalLM", "SequenceClassification", "TokenClassification"):
+        ModelRegistry.register_model(f"AntiphaseFor{head}", "antiphase.models.vllm:AntiphaseForCausalLM")

@@ -100,15 +100,19 @@ class PagedAttention(nn.Module):
         return self.ordinary(*rows).unflatten(-1, (query.shape[1], self.width))[None, ..., :width]
 
 
-def refuse_unserved(config: Any, *, processes: int = 1) -> None:
+def refuse_unserved(config: Any, *, processes: int = 1, decoder: str | None = None) -> None:
     """
     Args:
         processes: how many divide the heads.
+        decoder: the only class of models that is served, by its name; None if the caller has looked.
 
     Raises:
         InputError: a server's ordinary attention, or texts of different lengths in one batch, would change what the
             model computes; the message names the field.
     """
+    for model in config.architectures or ():
+        if decoder not in (None, model):
+            raise InputError(f"{model} cannot be served, only {decoder}", "use it in transformers")
     for named in needs(config).values():
         raise InputError(f"{named} cannot be served: weights would be those of softmax", "use generate of transformers")
     kind = config.rope_parameters["rope_type"]

@@ -59,12 +59,10 @@ class Decoder(nn.Module):
 class AntiphaseForCausalLM(nn.Module):
     """The decoder with a language-model head, in the form that vLLM asks of a model."""
 
-    packed_modules_mapping: Mapping[str, list[str]] = {}
-
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         config: AntiphaseConfig = vllm_config.model_config.hf_config
-        refuse_unserved(config, processes=get_tensor_model_parallel_world_size())
+        refuse_unserved(config, processes=get_tensor_model_parallel_world_size(), decoder=type(self).__name__)
         vllm_config.cache_config.sliding_window = None  # every layer gives its own, which may be none
         self.model = Decoder(vllm_config, maybe_prefix(prefix, "model"))
         self.lm_head = ParallelLMHead(

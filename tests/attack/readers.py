@@ -141,7 +141,7 @@ def _sealed_anew(folder: Path) -> None:
 
 
 def _record(folder: Path) -> None:
-    values = {"rows": [{"length": 3, "loss": 1.5, "name": "a"}], "final": {"loss": 2.0, "accuracy": 0.5}}
+    values: dict[str, Any] = {"final": {"loss": 2.0, "accuracy": 0.5}, "stages": [{"length": 3, "step": 0}]}
     curve = [{"step": 0, "loss": 3.0, "accuracy": 0.1, "train_loss": None}]
     values |= {"curve": curve, "seed": 1, "seconds": 2.0, "tokens": 9, "lambdas": [0.1, None], "parameters": 3}
     record = Record(kind="train", values=values, config={"training": {"steps": 3}}, seeds=[0])
@@ -155,7 +155,7 @@ def _shown(folder: Path) -> None:
     try:
         tree = json.loads(path.read_bytes())
         write_sealed(path, tree | {"arrays_sha256": file_digest(path.with_suffix(".safetensors"))})
-    except (ValueError, TypeError, AttributeError, RecursionError, InputError):
+    except (ValueError, TypeError, AttributeError, RecursionError, OSError, InputError):
         pass  # nothing that could be sealed
     record = Record.load(folder)
     with _showing([folder]):

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from antiphase import AntiphaseConfig, AntiphaseForCausalLM
+from antiphase.models import transformer
 from support.models import randomize
 
 pytestmark = [
@@ -33,6 +34,8 @@ WINDOWS = {"sliding_window": 19, "layer_types": ["sliding_attention", "full_atte
 KINDS = {
     "softmax": {"attention_type": "softmax", "num_key_value_heads": 4, "tie_word_embeddings": True, **WINDOWS},
     "V1": {"attention_type": "differential", "num_key_value_heads": 4},
+    "V1, wide": {"attention_type": "differential", "head_dim": 40, **WINDOWS},
+    "V1 with PolyNorm": {"attention_type": "differential", "head_dim": 32, "hidden_act": "poly_norm"},
     "V1, as Motif": {
         "attention_type": "differential", "num_noise_heads": 2, "num_key_value_heads": 4, "hidden_act": "poly_norm",
         "lambda_init": [0.3, 0.7], **WINDOWS,
@@ -116,7 +119,7 @@ def test_tokens_and_probabilities_are_those_of_transformers(kind, tmp_path):
     assert seen["vllm:num_preemptions"] > 0
 
 
-@pytest.mark.parametrize("kind", ["softmax", "V1", "V2"])
+@pytest.mark.parametrize("kind", ["softmax", "V1", "V1 with PolyNorm", "V2"])
 def test_two_processes_divide_the_heads_and_seeds_draw_the_same_tokens(kind, tmp_path, monkeypatch):
     """Prompts are read whole: vLLM 0.32 on a CPU has an error for a prompt with a seed that it reads in parts."""
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # which two processes need on one memory node
@@ -136,6 +139,15 @@ def test_what_would_be_served_wrongly_is_refused_by_name(tmp_path, capfd):
     with pytest.raises(RuntimeError):
         engine(tmp_path)
     assert "InputError: sink_logits cannot be served" in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification"])
+def test_a_classifier_is_refused_by_name(head, tmp_path, capfd):
+    model = getattr(transformer, f"AntiphaseFor{head}")
+    model(AntiphaseConfig(**SIZES, attention_type="softmax")).save_pretrained(tmp_path)
+    with pytest.raises(RuntimeError):
+        engine(tmp_path)
+    assert f"InputError: AntiphaseFor{head} cannot be served" in "".join(capfd.readouterr())
 
 
 @contextmanager
