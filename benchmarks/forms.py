@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,9 @@ def shared_maps(length: int, rounds: int) -> list[dict[str, Any]]:
     def both(layer: AttentionLayer) -> object:
         return torch.autograd.grad(forward(layer), (query, key, value), upstream)
 
-    found = []
+    found: list[dict[str, Any]] = []
     for task, run in (("forward", torch.no_grad()(forward)), ("forward and backward", both)):
-        times = paired_times({name: lambda layer=layer: run(layer) for name, layer in layers.items()}, rounds=rounds)
+        times = paired_times({name: partial(run, layer) for name, layer in layers.items()}, rounds=rounds)
         found.append({"task": task, "length": length, **ratios(times, SHARED, OWN)})
     taken = {}
     for name, layer in layers.items():

@@ -31,9 +31,11 @@ from antiphase.ops.native import build
 ROOT = Path(__file__).parent.parent
 RECORDS = "records"
 PYTEST = [sys.executable, "-m", "pytest", "--numprocesses", "auto", "--maxprocesses", "8", "--dist", "worksteal"]
-ROOMS = ("attack", "attention", "base", "benchmarks", "calibration", "cli", "experiments", "layers", "models", "ops")
-ROOMS += ("lab/lineage", "lab/measures", "lab/pages", "lab/scoring", "lab/settings", "lab/speed", "lab/statistics")
-ROOMS += ("lab/studies", "lab/text", "lab/training", "zoo")
+ROOMS = (
+    "attack", "attention", "base", "benchmarks", "calibration", "cli", "experiments", "lab/lineage", "lab/measures",
+    "lab/pages", "lab/scoring", "lab/settings", "lab/speed", "lab/statistics", "lab/studies", "lab/text",
+    "lab/training", "layers", "models", "ops", "zoo",
+)  # fmt: skip
 TESTS = {
     "tests: the project": ([str(file.relative_to(ROOT)) for file in (ROOT / "tests").glob("test_*.py")], {}),
     **{f"tests: {room}": ([f"tests/{room}", "--ignore", "tests/ops/triton"], {}) for room in ROOMS},

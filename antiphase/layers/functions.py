@@ -154,21 +154,14 @@ def antiphase_attention(
     refuse_mixed_texts(kwargs, mask, query)
     if is_differential(module):
         assert lam is not None
-        if (shared := sharing_second_map(module, query.shape[1] // 2, mask)) > 1:
-            if impl == "triton":
-                raise ValueError(
-                    "the Triton kernels have no form for heads that share their second maps (num_noise_heads); choose "
-                    'attn_implementation="antiphase"'
-                )
-            first, second = (
-                softmax_attention(
-                    *maps, value, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scaling
-                )
-                for maps in apart(query, key, shared, two_keys=has_two_keys(module))
-            )  # fmt: skip
-            return subtracted(first, second, lam), None
+        shared = sharing_second_map(module, query.shape[1] // 2, mask)
+        if shared > 1 and impl == "triton":
+            raise ValueError(
+                "the Triton kernels have no form for heads that share their second maps (num_noise_heads); choose "
+                'attn_implementation="antiphase"'
+            )
         return differential_output(
-            query, key, value, lam, mask, halves=2 if has_two_keys(module) else 1,
+            query, key, value, lam, mask, halves=2 if has_two_keys(module) else 1, shared=shared,
             is_causal=is_causal, sliding_window=sliding_window, scaling=scaling, impl=impl,
         ), None  # fmt: skip
     return softmax_attention(
@@ -247,13 +240,23 @@ def differential_output(
     sliding_window: int | None,
     scaling: float | None,
     impl: str = "auto",
+    shared: int = 1,
 ) -> Tensor:
-    """Heads' outputs (B, N, H, halves · d) from keys and values in a cache's layout; ``halves`` is 2 in V1, 1 in V2."""
+    """Heads' outputs (B, N, H, halves · d) from keys and values in a cache's layout; ``halves`` is 2 in V1, 1 in V2.
+
+    So many neighbouring heads as ``shared`` have the same second map, which is formed once.
+    """
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attend_cached(
         query, key, value, lam, mask, groups=key.shape[1] // halves,
-        is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl=impl,
+        is_causal=is_causal, sliding_window=sliding_window, scale=scale, impl=impl, shared=shared,
     )  # fmt: skip
+    if out is None and shared > 1:
+        first, second = (
+            softmax_attention(*maps, value, mask, is_causal=is_causal, sliding_window=sliding_window, scale=scale)
+            for maps in apart(query, key, shared, two_keys=halves == 2)
+        )
+        return subtracted(first, second, lam)
     if out is None:  # joining halves copies them
         out = differential_attention(
             query, key, join_halves(value) if halves == 2 else value, lam,

@@ -21,6 +21,7 @@ from antiphase.ops.implementations import (
     step_module,
     transforms_of,
 )
+from antiphase.ops.native.library import MOST_SHARED
 from antiphase.ops.native.library import why_not as why_not_native
 from antiphase.ops.native.operators import attend_few as attend_few_natively
 from antiphase.ops.native.operators import native_attention, native_attention_of_few
@@ -210,8 +211,9 @@ def _native_attention(
     sliding_window: int | None,
     scale: float,
     edges: Sequence[Tensor | None] = (None, None),
+    shared: int = 1,
 ) -> Tensor:
-    """Shapes as in ``native.operators.attend``; lam None means softmax attention."""
+    """Shapes and ``shared``, of any size, as in ``native.operators.attend``; lam None means softmax attention."""
     tensors = [query, key, value] if lam is None else [query, key, value, lam]
     if not all(t.is_cpu for t in tensors) or not (mask is None or mask.is_cpu):  # the kernels need CPU addresses
         given = ", ".join(str(t.device) for t in (*tensors, *(() if mask is None else (mask,))))
@@ -229,8 +231,9 @@ def _native_attention(
         key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
         run = native_attention_of_few if watched else attend_few_natively  # the dispatcher takes as long as the call
         return run(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
+    in_turn = max(n for n in range(1, MOST_SHARED + 1) if math.gcd(shared, query.shape[1] // 2 // groups) % n == 0)
     out, _ = native_attention(
-        query, key, value, lam, mask, *edges, groups, is_causal, sliding_window or 0, scale, save
+        query, key, value, lam, mask, *edges, groups, is_causal, sliding_window or 0, scale, save, in_turn
     )  # fmt: skip
     return out
 
@@ -308,11 +311,13 @@ def attend_cached(
     sliding_window: int | None,
     scale: float,
     impl: str,
+    shared: int = 1,
 ) -> Tensor | None:
     """Attention over keys and values in the layout of a cache: by the native kernels, else by ``attend_few``.
 
-    Arguments and result as in ``decoding.attend_few``. None if the caller should use ``differential_attention``, and
-    for the Triton kernels if gradients are needed, which these do not have.
+    Arguments and result as in ``decoding.attend_few``; ``shared`` neighbouring heads have the same second query and
+    mask. None if the caller should use ``differential_attention``, or where heads share form both maps apart, and for
+    the Triton kernels if gradients are needed, which these do not have.
     """
     query, key, value = _autocast(query, key, value)
     value_width = value.shape[1] // groups * value.shape[3]
@@ -324,8 +329,10 @@ def attend_cached(
             lam = lam.to(statistics_dtype(query.dtype))
         return _native_attention(
             query, key, value, lam, four_dimensions(mask, key.shape[2]),
-            groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale,
+            groups=groups, is_causal=is_causal, sliding_window=sliding_window, scale=scale, shared=shared,
         )  # fmt: skip
+    if shared > 1:
+        return None
     if chosen == "auto" and is_few(query, key, groups, mask):
         return attend_few(
             query, key, value, lam, mask,

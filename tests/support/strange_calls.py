@@ -42,7 +42,7 @@ def sample(name, sizes, mask=False, edges=False):
         made |= {f"{side}_edges": torch.tensor([0, n // 2, n], dtype=torch.int32, device=device)
                  for side, n in (("query", queries), ("key", keys))}  # fmt: skip
     made |= {"longest_query": queries, "longest_key": keys, "groups": groups, "is_causal": True, "sliding_window": 0}
-    made |= {"scale": 0.5, "initial": 0.2, "eps": 1e-5, "factor": 0.8, "save": True}
+    made |= {"scale": 0.5, "initial": 0.2, "eps": 1e-5, "factor": 0.8, "save": True, "shared": 1}
     made["grad"], made["weight"] = draw(batch, heads, queries, value_width), draw(value_width)
     if "norm" in name:
         made["tensor"], made["grad"] = draw(batch, queries, value_width), draw(batch, queries, value_width)
@@ -165,7 +165,8 @@ def wrong(tensor):
 
 
 WRONG = {
-    "groups": (-1, 0, 3, 2**31, 2**62), "sliding_window": (-1, 1, 2**31, 2**63 - 1), "longest_query": (-1, 0, 2**40),
+    "groups": (-1, 0, 3, 2**31, 2**62), "shared": (-1, 0, 2, 5, 2**31, 2**62),
+    "sliding_window": (-1, 1, 2**31, 2**63 - 1), "longest_query": (-1, 0, 2**40),
     "longest_key": (-1, 0, 2**40), "scale": (0.0, -1.0, float("nan"), float("inf"), 1e308),
     "initial": (float("nan"), float("inf")), "eps": (0.0, -1.0, float("nan")), "factor": (float("nan"), 0.0),
 }  # fmt: skip

@@ -19,7 +19,7 @@ FORWARD, BACKWARD, FEW = range(3)
 KERNELS = ("portable", "AVX2", "AVX-512", "AVX-512 BF16", "AMX")
 """In the order of the library's own numbers."""
 
-PROBLEM = struct.Struct("@19P21q12q4d4i2P")
+PROBLEM = struct.Struct("@19P21q13q4d4i2P")
 """``antiphase_problem`` of source/problem.h: tensors, strides, sizes, scale, switches, how to run on several threads.
 For a short sequence, filling it in takes as long as the call, and struct is the fastest way.
 """
@@ -27,6 +27,8 @@ NORM_PROBLEM = struct.Struct("@5P2q2d2iP")
 """``antiphase_norm_problem``."""
 LOSS_PROBLEM = struct.Struct("@6P3q2iP")
 """``antiphase_loss_problem``."""
+MOST_SHARED = 4
+"""Heads that can share their second map in a call."""
 METER_PROBLEM = struct.Struct("@Pq3iP")
 """``antiphase_meter_problem``."""
 LOOPS = ("scores", "weights · values", "gradient of keys", "exponentials")
@@ -124,6 +126,7 @@ def run(
     is_causal: bool,
     sliding_window: int,
     scale: float,
+    shared: int = 1,
     edges: tuple[Tensor, Tensor] | None = None,
     out: Tensor | None = None,
     statistics: Tensor | None = None,
@@ -136,8 +139,9 @@ def run(
 ) -> None:
     """Run a task on PyTorch's threads; shapes as in ``operators.attend`` and ``operators.attend_backward``.
 
-    ``vectors`` and ``initial`` replace ``lam`` and give λ as in ``layer.exponential_lambda``. ``norm`` is the head norm
-    after a few queries: weight (dv,), ε and a factor.
+    ``shared`` neighbouring heads subtract the second map of their first; a few queries (``FEW``) have one for each
+    head all the same. ``vectors`` and ``initial`` replace ``lam`` and give λ as in ``layer.exponential_lambda``.
+    ``norm`` is the head norm after a few queries: weight (dv,), ε and a factor.
 
     Raises:
         ValueError: the shapes do not fit together; this prevents reads beyond a tensor's end.
@@ -152,6 +156,12 @@ def run(
     maps = 1 if lam is None and vectors is None else 2
     _check_dtypes(query, key, value, lam, mask, grad)
     _check_shapes(query, key, value, lam, mask, groups, maps, grad, statistics, None if norm is None else norm[0])
+    has_one_mask = mask is None or mask.shape[1] == 1
+    fits = 1 < shared <= MOST_SHARED and query.shape[1] // maps // groups % shared == 0
+    if shared != 1 and not (fits and maps == 2 and has_one_mask):
+        raise ValueError(
+            f"{shared} heads cannot share a second map: only a divisor of a group's, at most {MOST_SHARED}, of one mask"
+        )
     if vectors is not None:
         check_vectors(vectors, query.shape[3])
     if edges is not None:
@@ -172,8 +182,8 @@ def run(
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *broadcast(lam), *broadcast(mask),
             *(NO_STRIDES if out is None else out.stride()[:3]), *(NO_STRIDES if grad is None else grad.stride()[:3]),
             batch, groups, maps_of_all // maps // groups, maps, key_maps, queries, key.shape[2], width,
-            parts * value.shape[3], parts, 0 if edges is None else len(edges[0]) - 1, sliding_window, scale, initial,
-            *((0.0, 0.0) if norm is None else norm[1:]), is_causal, DTYPES[query.dtype], task,
+            parts * value.shape[3], parts, 0 if edges is None else len(edges[0]) - 1, shared, sliding_window,
+            scale, initial, *((0.0, 0.0) if norm is None else norm[1:]), is_causal, DTYPES[query.dtype], task,
             torch.get_num_threads() if parallel else 1, parallel, thread,
         )
     )  # fmt: skip

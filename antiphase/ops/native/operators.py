@@ -56,6 +56,7 @@ def attend(
     sliding_window: int,
     scale: float,
     save: bool,
+    shared: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Output (B, H, N, dv), stored as (B, N, H, dv), and what backward needs, which is empty unless ``save``.
 
@@ -70,13 +71,15 @@ def attend(
         is_causal: the last query is aligned with the last key.
         sliding_window: 0 means no window; a window implies causality.
         scale: factor of the scores, above 0.
+        shared: neighbouring heads that subtract the second map of the first of them, which is formed once: a divisor of
+            H / groups, at most 4, where all have one mask. The second queries of the others are not read.
     """
     query, key, value = rows(query), rows(key), rows(value)
     out, statistics = empty_output(query, value, lam, groups), _empty_statistics(query, save)
     run(
         FORWARD, query=query, key=key, value=value, lam=lam, mask=None if mask is None else rows(mask), groups=groups,
         is_causal=is_causal, sliding_window=sliding_window, scale=scale, edges=_edges(query_edges, key_edges), out=out,
-        statistics=statistics if save else None,
+        statistics=statistics if save else None, shared=shared,
     )  # fmt: skip
     return out, statistics
 
@@ -86,7 +89,7 @@ native_attention = operator("native_attention", attend)
 
 @torch.library.register_fake("antiphase::native_attention")
 def _(query: Tensor, key: Tensor, value: Tensor, lam: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor]:
-    groups, save = rest[3], rest[-1]
+    groups, save = rest[3], rest[7]
     return empty_output(query, value, lam, groups), _empty_statistics(query, save)
 
 
@@ -104,11 +107,12 @@ def attend_backward(
     is_causal: bool,
     sliding_window: int,
     scale: float,
+    shared: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value and lam, in their shapes and dtypes; the last is empty without lam.
 
     With the maps P1, P2 and dP = dO Vᵀ: dV = (P1 - λP2)ᵀ dO; dS1 = P1∘(dP - rowsum(P1∘dP)); dS2 = -λ P2∘(dP -
-    rowsum(P2∘dP)); dλ = -rowsum(P2∘dP).
+    rowsum(P2∘dP)); dλ = -rowsum(P2∘dP). Second queries that are not read have gradient 0.
     """
     grad, query, key, value = rows(grad), rows(query), rows(key), rows(value)
     grads = _empty_grads(query, key, value)
@@ -118,7 +122,7 @@ def attend_backward(
     run(
         BACKWARD, query=query, key=key, value=value, lam=lam, mask=None if mask is None else rows(mask), groups=groups,
         is_causal=is_causal, sliding_window=sliding_window, scale=scale, edges=_edges(query_edges, key_edges),
-        statistics=statistics, grad=grad, grads=grads, grad_lam=grad_lam,
+        statistics=statistics, grad=grad, grads=grads, grad_lam=grad_lam, shared=shared,
     )  # fmt: skip
     if lam is not None:
         grad_lam = grad_lam.sum_to_size(lam.shape)
@@ -143,7 +147,8 @@ def _(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.groups, ctx.is_causal, ctx.sliding_window, ctx.scale, save = inputs
+    *tensors, groups, is_causal, sliding_window, scale, save, shared = inputs
+    ctx.settings = (groups, is_causal, sliding_window, scale, shared)
     if not save:
         raise RuntimeError("native_attention needs save=True if derivatives are required")
     ctx.mark_non_differentiable(output[1])
@@ -152,8 +157,8 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tens
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     saved = ctx.saved_tensors  # read once: checkpointing recomputes them at every access
-    *grads, grad_lam = native_attention_backward(grad, *saved, ctx.groups, ctx.is_causal, ctx.sliding_window, ctx.scale)
-    return (*grads, None if saved[3] is None else grad_lam, *[None] * 8)
+    *grads, grad_lam = native_attention_backward(grad, *saved, *ctx.settings)
+    return (*grads, None if saved[3] is None else grad_lam, *[None] * 9)
 
 
 def _refuse_backward(ctx: Any, *grads: Tensor) -> None:

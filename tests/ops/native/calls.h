@@ -52,7 +52,7 @@ Bytes numbers(int64_t count, int dtype, unsigned seed) {
 
 struct Form {
   int dtype, maps, key_maps, causal, parts;
-  int64_t window;
+  int64_t window, shared;
 };
 
 struct Part {
@@ -91,7 +91,7 @@ Results results(const Form &form, int threads) {
   by_head(call.lam_stride, heads, N, 1), by_head(call.out_stride, heads, N, DV), by_head(call.grad_stride, heads, N, DV);
   call.batch = B, call.groups = G, call.repeats = R, call.maps = form.maps, call.key_maps = form.key_maps;
   call.queries = call.keys = N, call.width = D, call.value_width = DV, call.value_parts = form.parts;
-  call.window = form.window, call.scale = 0.3, call.causal = form.causal, call.dtype = form.dtype;
+  call.shared = form.shared, call.window = form.window, call.scale = 0.3, call.causal = form.causal, call.dtype = form.dtype;
   call.threads = threads, call.parallel = parallel, call.thread = thread_index;
   int status = antiphase_run(&call);
   call.task = ANTIPHASE_BACKWARD;
@@ -131,7 +131,8 @@ Results results(const Form &form, int threads) {
   return all;
 }
 
-// Both maps with keys of their own, shared keys and a window, and softmax attention.
-constexpr std::array<std::array<int, 5>, 3> FORMS{{{2, 2, 1, 2, 0}, {2, 1, 1, 1, 40}, {1, 1, 0, 1, 0}}};
+// Both maps with keys of their own, shared keys and a window, softmax attention, and second maps that heads share.
+constexpr std::array<std::array<int, 6>, 4> FORMS{
+    {{2, 2, 1, 2, 0, 1}, {2, 1, 1, 1, 40, 1}, {1, 1, 0, 1, 0, 1}, {2, 2, 1, 2, 0, 2}}};
 
 }  // namespace

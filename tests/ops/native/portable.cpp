@@ -7,8 +7,8 @@
 int main() {
   if (!antiphase_choose(0)) return 1;
   for (int dtype : {ANTIPHASE_FLOAT32, ANTIPHASE_BFLOAT16, ANTIPHASE_FLOAT64})
-    for (const auto [maps, key_maps, causal, parts, window] : FORMS) {
-      const Results found = results({dtype, maps, key_maps, causal, parts, window}, 1);
+    for (const auto [maps, key_maps, causal, parts, window, shared] : FORMS) {
+      const Results found = results({dtype, maps, key_maps, causal, parts, window, shared}, 1);
       if (found.status) return 1;
       for (const Part &part : found.parts) {
         const int64_t header[] = {part.dtype, int64_t(part.bytes.size())};

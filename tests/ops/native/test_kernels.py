@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from antiphase import differential_attention
 from antiphase.layers.functions import softmax_attention, softmax_weights
 from antiphase.ops.native import library, operators
-from antiphase.ops.shapes import positions_mask
+from antiphase.ops.shapes import positions_mask, statistics_dtype
 from support import attention
 from support.attention import cotangent, inputs, run
 
@@ -101,6 +101,39 @@ def test_softmax_attention_equals_its_formula(queries, keys, is_causal):
         torch.autograd.grad(out, (query, key, value), cotangent(out)),
         torch.autograd.grad(expected, (query, key, value), cotangent(out)), rtol=1e-11, atol=1e-11,
     )  # fmt: skip
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize(("queries", "keys"), AROUND_EDGES)
+@pytest.mark.parametrize("case", ["plain", "window", "mask", "documents"])
+def test_heads_share_a_second_map_as_if_each_had_a_copy(queries, keys, case):
+    """Outputs and every gradient; those of copies are summed."""
+    mask, edges, batch = None, (None, None), 1 if case == "documents" else 2
+    if case == "mask":
+        mask = torch.rand(batch, 1, queries, keys) > 0.3
+    if case == "documents":
+        edges = [torch.tensor([0, length // 3, length], dtype=torch.int32) for length in (queries, keys)]
+    for key_maps, shared, dtype in itertools.product((1, 2), (2, 3, 4), (torch.float64, torch.bfloat16)):
+        tensors = inputs(batch, 2 * shared, 2, queries, keys, 5, 7, key_maps, dtype)
+        lam = torch.rand(batch, 2 * shared, queries, dtype=statistics_dtype(dtype), requires_grad=True)
+        settings = (lam, mask, *edges, 2, True, 33 if case == "window" else 0, 0.3, True)
+        copies = [map for head in range(2 * shared) for map in (2 * head, 2 * (head - head % shared) + 1)]
+        found, _ = operators.native_attention(*tensors, *settings, shared)
+        expected, _ = operators.native_attention(tensors[0][:, copies], *tensors[1:], *settings)
+        close = {"rtol": 1e-11, "atol": 1e-11} if dtype == torch.float64 else {"rtol": 2e-2, "atol": 2e-2}
+        torch.testing.assert_close(found, expected, **close)
+        torch.testing.assert_close(
+            *(torch.autograd.grad(out, (*tensors, lam), cotangent(found)) for out in (found, expected)), **close
+        )
+
+
+@pytest.mark.usefixtures("kernels")
+def test_sharing_that_no_kernel_forms_is_refused():
+    query, key, value = inputs(1, 4, 2, 9, 9, 5, 7, 2)
+    lam, mask = torch.rand(1, 4, 9, dtype=torch.float64), torch.rand(1, 4, 9, 9) > 0.3
+    for shared, seen in ((0, None), (3, None), (4, None), (2, mask)):
+        with pytest.raises(ValueError, match="cannot share a second map"):
+            operators.native_attention(query, key, value, lam, seen, None, None, 2, True, 0, 0.3, True, shared)
 
 
 @pytest.mark.grid("kernels")

@@ -11,8 +11,8 @@ int main() {
   for (int kernels = 0; kernels < KERNELS; ++kernels) {
     if (!antiphase_choose(kernels)) continue;
     for (int dtype : {ANTIPHASE_FLOAT32, ANTIPHASE_BFLOAT16, ANTIPHASE_FLOAT64})
-      for (const auto [maps, key_maps, causal, parts, window] : FORMS) {
-        const Form form{dtype, maps, key_maps, causal, parts, window};
+      for (const auto [maps, key_maps, causal, parts, window, shared] : FORMS) {
+        const Form form{dtype, maps, key_maps, causal, parts, window, shared};
         const Results alone = results(form, 1);
         Results beside;
         std::thread other([&] { beside = results(form, THREADS); });  // two callers at once

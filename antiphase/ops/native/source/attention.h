@@ -20,6 +20,7 @@ namespace {
 constexpr int BLOCK = 48;  // queries; a multiple of ROWS
 constexpr int TILE = 256;  // keys between two updates of a row's maximum; a multiple of every PANEL
 constexpr int PACKED_AT_ONCE = 1024;  // keys
+constexpr int MOST_SHARED = 4;  // heads of a block that share their second map
 constexpr size_t SLOTS_BYTES = size_t(4) << 20;  // groups are packed ahead as long as they fit
 static_assert(BLOCK % ROWS == 0);
 
@@ -63,22 +64,24 @@ template <typename In, int S, bool BACKWARD> class Attention {
     std::atomic<int64_t> *passed;  // by block: panel up to which its sums are added; the largest number at its end
     std::atomic<int64_t> *ended;   // at least this many of the first blocks have ended
   };
-  // Memory of a thread for one block.
+  // Memory of a thread for one block of queries and the heads that share their second map. Maps are counted so: the
+  // first maps of these heads, then the second map. Forward takes one head after the other, in the place of the first.
   struct Room {
-    T *scores[3];  // (panels, BLOCK, PW): both maps and, in backward, the gradient of their difference
-    E *query;      // (S, BLOCK, d stride)
-    T *result;     // (BLOCK, dv columns): outputs
-    E *grad;       // (BLOCK, dv stride): gradients of outputs
-    E *query_down, *grad_down;  // (S, BLOCK steps, d columns), (BLOCK steps, dv columns): the same, transposed in pairs
-    E *slopes_down;  // (S, panels of a tile, BLOCK steps, PW): gradients of the scores, in pairs
-    T *grad_query;  // (S, BLOCK, d columns)
-    T *maximum;     // (S, tiles, BLOCK): maximum subtracted from a tile's exponents
+    T *scores[MOST_SHARED + 1];  // by map: (panels, BLOCK, PW)
+    T *slope[MOST_SHARED];       // by head, in backward: (panels, BLOCK, PW): the gradient of the difference
+    E *query;                    // (maps, BLOCK, d stride)
+    T *result;                   // (BLOCK, dv columns): outputs
+    E *grad;                     // (heads, BLOCK, dv stride): gradients of outputs
+    E *query_down, *grad_down;   // (maps, BLOCK steps, d columns), (heads, BLOCK steps, dv columns): the same, in pairs
+    E *slopes_down;              // (maps, panels of a tile, BLOCK steps, PW): gradients of the scores, in pairs
+    T *grad_query;               // (maps, BLOCK, d columns)
+    T *maximum;                  // (S, tiles, BLOCK): maximum subtracted from a tile's exponents
     E *converted;   // (L, largest number of steps of d and a part of dv)
     uint8_t *hides;  // (panels): keys hidden by a mask that all queries share: 0 none, 1 some, 2 all
   };
   struct Block {
     Item item;
-    int64_t group, head, first, rows, offset, panels_begin, panels_end;  // head is an index over all heads
+    int64_t group, head, first, rows, offset, panels_begin, panels_end;  // head: the first, an index over all heads
     int groups;
     int64_t begin[GROUPS], end[GROUPS];  // panels that rows of a group can see
     const uint8_t *mask;
@@ -92,6 +95,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     d_steps_ = steps_of(d_), part_steps_ = steps_of(part_);
     dv_steps_ = part_steps_ * call.value_parts;
     d_stride_ = IN_PAIRS ? d_steps_ : d_columns_, dv_stride_ = IN_PAIRS ? dv_steps_ : dv_columns_;
+    shared_ = int(call.shared), maps_ = S == 2 ? shared_ + 1 : 1, held_ = BACKWARD ? maps_ : S;
     factor_ = T(call.scale * 1.4426950408889634074);
     direct_keys_ = std::is_same_v<In, T> && d_ == d_columns_;
     direct_values_ = std::is_same_v<In, T> && part_ % L == 0;
@@ -139,7 +143,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
   const Item &item_of(int64_t group) const { return items_[group / call_.groups]; }
   int64_t packs(int64_t group) const { return std::max<int64_t>(1, divide_up(item_of(group).keys, PACKED_AT_ONCE)); }
   int64_t blocks(int64_t group) const {
-    return std::max<int64_t>(1, divide_up(item_of(group).queries, BLOCK) * call_.repeats);
+    return std::max<int64_t>(1, divide_up(item_of(group).queries, BLOCK) * (call_.repeats / shared_));
   }
 
   Slot cut_slot(Cutter &cutter) const {
@@ -161,15 +165,16 @@ template <typename In, int S, bool BACKWARD> class Attention {
   }
   Room cut_room(Cutter &cutter) const {
     Room room{};
-    for (int m = 0; m < S + BACKWARD; ++m) room.scores[m] = cutter.cut<T>(most_panels_ * BLOCK * PW);
-    room.query = room.query_down = cutter.cut<E>(S * BLOCK * d_stride_);
+    for (int m = 0; m < held_; ++m) room.scores[m] = cutter.cut<T>(most_panels_ * BLOCK * PW);
+    room.query = room.query_down = cutter.cut<E>(held_ * BLOCK * d_stride_);
     if (BACKWARD) {
-      room.grad = room.grad_down = cutter.cut<E>(BLOCK * dv_stride_);
-      room.grad_query = cutter.cut<T>(S * BLOCK * d_columns_);
+      for (int h = 0; h < shared_; ++h) room.slope[h] = cutter.cut<T>(most_panels_ * BLOCK * PW);
+      room.grad = room.grad_down = cutter.cut<E>(shared_ * BLOCK * dv_stride_);
+      room.grad_query = cutter.cut<T>(maps_ * BLOCK * d_columns_);
       if (IN_PAIRS) {
-        room.query_down = cutter.cut<E>(S * BLOCK / 2 * d_columns_);
-        room.grad_down = cutter.cut<E>(BLOCK / 2 * dv_columns_);
-        room.slopes_down = cutter.cut<E>(S * TP * BLOCK / 2 * PW);
+        room.query_down = cutter.cut<E>(maps_ * BLOCK / 2 * d_columns_);
+        room.grad_down = cutter.cut<E>(shared_ * BLOCK / 2 * dv_columns_);
+        room.slopes_down = cutter.cut<E>(maps_ * TP * BLOCK / 2 * PW);
       }
     } else {
       room.result = cutter.cut<T>(BLOCK * dv_columns_);
@@ -384,7 +389,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
     const int64_t count = divide_up(block.item.queries, BLOCK);
     const int64_t within = BACKWARD ? index % count : count - 1 - index % count;  // the longest blocks first
     block.group = group % call_.groups;
-    block.head = block.group * call_.repeats + index / count;
+    block.head = block.group * call_.repeats + index / count * shared_;
     block.first = within * BLOCK;
     block.rows = std::min<int64_t>(BLOCK, block.item.queries - block.first);
     block.offset = block.item.keys - block.item.queries;
@@ -481,29 +486,33 @@ template <typename In, int S, bool BACKWARD> class Attention {
   void attend(int64_t group, int64_t index, const Slot &slot, const Room &room) {
     if (item_of(group).queries == 0) return;
     const Block block = block_of(group, index, room);
-    const int64_t heads = call_.groups * call_.repeats;
-    for (int m = 0; m < S; ++m) {
-      const In *from = static_cast<const In *>(call_.query) + block.item.batch * call_.query_stride[0] +
-                       (block.head * S + m) * call_.query_stride[1] +
-                       (block.item.first_query + block.first) * call_.query_stride[2];
-      load_block(from, call_.query_stride[2], block.rows, block.groups * ROWS, d_, 1, d_stride_, d_columns_,
-                 room.query + m * BLOCK * d_stride_, room.query_down + m * (BLOCK / STEPS<E>) * d_columns_);
-    }
-    T lam[BLOCK] = {};
+    T lam[MOST_SHARED][BLOCK] = {};
     if (S == 2)
-      for (int64_t r = 0; r < block.rows; ++r)
-        lam[r] = static_cast<const T *>(call_.lam)[block.item.batch * call_.lam_stride[0] +
-                                                   block.head * call_.lam_stride[1] +
-                                                   (block.item.first_query + block.first + r) * call_.lam_stride[2]];
-    T *statistics = nullptr;  // of the first map's first row; the second map's start after `next`
-    const int64_t next = call_.queries * 2;
-    if (call_.statistics)
-      statistics = static_cast<T *>(call_.statistics) +
-                   ((block.item.batch * heads + block.head) * S * call_.queries + block.item.first_query + block.first) * 2;
-    if constexpr (BACKWARD)
-      attend_back(group, index, slot, room, block, lam, statistics, next);
-    else
-      attend_forward(slot, room, block, lam, statistics, next);
+      for (int h = 0; h < shared_; ++h)
+        for (int64_t r = 0; r < block.rows; ++r)
+          lam[h][r] = static_cast<const T *>(call_.lam)[block.item.batch * call_.lam_stride[0] +
+                                                        (block.head + h) * call_.lam_stride[1] +
+                                                        (block.item.first_query + block.first + r) * call_.lam_stride[2]];
+    if constexpr (BACKWARD) {
+      attend_back(group, index, slot, room, block, lam);
+    } else {
+      Sums sums;
+      for (int h = 0; h < shared_; ++h) attend_forward(slot, room, block, h, lam[h], sums);
+    }
+  }
+
+  // Queries of a map of a head, counted from the block's first, to a place in the room.
+  void load_queries(const Block &block, const Room &room, int head, int map, int place) const {
+    const In *from = static_cast<const In *>(call_.query) + block.item.batch * call_.query_stride[0] +
+                     ((block.head + head) * S + map) * call_.query_stride[1] +
+                     (block.item.first_query + block.first) * call_.query_stride[2];
+    load_block(from, call_.query_stride[2], block.rows, block.groups * ROWS, d_, 1, d_stride_, d_columns_,
+               room.query + place * BLOCK * d_stride_, room.query_down + place * (BLOCK / STEPS<E>) * d_columns_);
+  }
+  // Largest score and 1 / sum of the first row; those of the next rows follow.
+  T *statistics_of(const Block &block, int head, int map) const {
+    const int64_t rows = (block.item.batch * call_.groups * call_.repeats + block.head + head) * S + map;
+    return static_cast<T *>(call_.statistics) + (rows * call_.queries + block.item.first_query + block.first) * 2;
   }
 
   void score(const Block &block, const E *rows, int64_t row_stride, int64_t steps, const E *panels,
@@ -532,16 +541,24 @@ template <typename In, int S, bool BACKWARD> class Attention {
       }
   }
 
-  void attend_forward(const Slot &slot, const Room &room, const Block &block, const T *lam, T *statistics,
-                      int64_t next) {
+  // Of the maps of a head: largest score, sum of exponentials and its inverse.
+  struct Sums {
+    T running[S][BLOCK], sum[S][BLOCK], inverse[S][BLOCK];
+  };
+
+  // One head of a block, counted from its first, whose second map serves the others.
+  void attend_forward(const Slot &slot, const Room &room, const Block &block, int head, const T *lam, Sums &sums) {
+    auto &[running, sum, inverse] = sums;
+    const int formed = head == 0 ? S : 1;  // maps
     const int64_t panels = divide_up(block.item.keys, PW);
     const int64_t tiles = divide_up(block.panels_end - block.panels_begin, TP);
-    T running[S][BLOCK], sum[S][BLOCK];
-    for (int m = 0; m < S; ++m)
+    for (int m = 0; m < formed; ++m) {
+      load_queries(block, room, head, m, m);
       for (int r = 0; r < BLOCK; ++r) running[m][r] = -std::numeric_limits<T>::infinity(), sum[m][r] = 0;
+    }
     for (int64_t t = 0; t < tiles; ++t) {
       const int64_t p0 = block.panels_begin + t * TP, p1 = std::min(block.panels_end, p0 + TP);
-      for (int m = 0; m < S; ++m) {
+      for (int m = 0; m < formed; ++m) {
         score(block, room.query + m * BLOCK * d_stride_, d_stride_, d_steps_,
               slot.keys_across + (m % K_) * panels * d_steps_ * PW, p0, p1, room.scores[m]);
         for (int64_t r = 0; r < block.rows; ++r)
@@ -550,13 +567,14 @@ template <typename In, int S, bool BACKWARD> class Attention {
       }
     }
     std::fill(room.result, room.result + block.groups * ROWS * dv_columns_, T(0));
-    T inverse[S][BLOCK];
-    for (int m = 0; m < S; ++m)
-      for (int64_t r = 0; r < block.rows; ++r) {
-        inverse[m][r] = sum[m][r] == 0 ? nothing_seen(block, r) : 1 / sum[m][r];
-        if (statistics) {
-          statistics[m * next + r * 2] = sum[m][r] == 0 ? T(0) : running[m][r];
-          statistics[m * next + r * 2 + 1] = inverse[m][r];
+    for (int m = 0; m < formed; ++m)
+      for (int64_t r = 0; r < block.rows; ++r) inverse[m][r] = sum[m][r] == 0 ? nothing_seen(block, r) : 1 / sum[m][r];
+    if (call_.statistics)
+      for (int m = 0; m < S; ++m) {
+        T *const statistics = statistics_of(block, head, m);
+        for (int64_t r = 0; r < block.rows; ++r) {
+          statistics[r * 2] = sum[m][r] == 0 ? T(0) : running[m][r];
+          statistics[r * 2 + 1] = inverse[m][r];
         }
       }
     for (int64_t t = 0; t < tiles; ++t) {
@@ -578,7 +596,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
       weigh_tile(block, room.scores[0], slot.values_along, dv_columns_, p0, p1, room.result);
     }
     In *out = static_cast<In *>(call_.out) + block.item.batch * call_.out_stride[0] +
-              block.head * call_.out_stride[1] + (block.item.first_query + block.first) * call_.out_stride[2];
+              (block.head + head) * call_.out_stride[1] + (block.item.first_query + block.first) * call_.out_stride[2];
     for (int64_t r = 0; r < block.rows; ++r)
       for (int64_t c = 0; c < dv_; ++c) put(out + r * call_.out_stride[2] + c, room.result[r * dv_columns_ + c]);
   }
@@ -632,48 +650,46 @@ template <typename In, int S, bool BACKWARD> class Attention {
     return running = maximum;
   }
 
-  void attend_back(int64_t group, int64_t index, const Slot &slot, const Room &room, const Block &block, const T *lam,
-                   const T *statistics, int64_t next) {
+  void attend_back(int64_t group, int64_t index, const Slot &slot, const Room &room, const Block &block,
+                   const T (&lam)[MOST_SHARED][BLOCK]) {
     const int64_t panels = divide_up(block.item.keys, PW), heads = call_.groups * call_.repeats;
-    const In *grad = static_cast<const In *>(call_.grad) + block.item.batch * call_.grad_stride[0] +
-                     block.head * call_.grad_stride[1] +
-                     (block.item.first_query + block.first) * call_.grad_stride[2];
-    load_block(grad, call_.grad_stride[2], block.rows, block.groups * ROWS, dv_, call_.value_parts, dv_stride_,
-               dv_columns_, room.grad, room.grad_down);
-    std::fill(room.grad_query, room.grad_query + S * BLOCK * d_columns_, T(0));
-    T means[S][BLOCK] = {};  // row sums of P · dP
-    T *const slope = room.scores[S];
+    const int64_t first_row = block.item.first_query + block.first;
+    for (int m = 0; m < maps_; ++m) load_queries(block, room, m < shared_ ? m : 0, m >= shared_, m);
+    for (int h = 0; h < shared_; ++h) {
+      const In *grad = static_cast<const In *>(call_.grad) + block.item.batch * call_.grad_stride[0] +
+                       (block.head + h) * call_.grad_stride[1] + first_row * call_.grad_stride[2];
+      load_block(grad, call_.grad_stride[2], block.rows, block.groups * ROWS, dv_, call_.value_parts, dv_stride_,
+                 dv_columns_, room.grad + h * BLOCK * dv_stride_, room.grad_down + h * (BLOCK / STEPS<E>) * dv_columns_);
+    }
+    std::fill(room.grad_query, room.grad_query + maps_ * BLOCK * d_columns_, T(0));
+    T means[S][MOST_SHARED][BLOCK] = {};  // row sums of P · dP
     for (int64_t p0 = block.panels_begin; p0 < block.panels_end; p0 += TP) {
       const int64_t p1 = std::min(block.panels_end, p0 + TP);
-      for (int m = 0; m < S; ++m)
+      for (int m = 0; m < maps_; ++m)
         score(block, room.query + m * BLOCK * d_stride_, d_stride_, d_steps_,
-              slot.keys_across + (m % K_) * panels * d_steps_ * PW, p0, p1, room.scores[m]);
-      score(block, room.grad, dv_stride_, dv_steps_, slot.values_across, p0, p1, slope);
+              slot.keys_across + (m >= shared_) % K_ * panels * d_steps_ * PW, p0, p1, room.scores[m]);
+      for (int h = 0; h < shared_; ++h)
+        score(block, room.grad + h * BLOCK * dv_stride_, dv_stride_, dv_steps_, slot.values_across, p0, p1,
+              room.slope[h]);
       for (int64_t r = 0; r < block.rows; ++r) {
         const int64_t begin = std::max(p0, block.begin[r / ROWS]), end = std::min(p1, block.end[r / ROWS]);
         if (begin >= end) continue;
-        Vec<T> sums[S] = {};
-        for (int m = 0; m < S; ++m) {
-          T *x = scores_at(block, room.scores[m], begin, r);
-          const T *g = scores_at(block, slope, begin, r);
-          hide_all(block, room, r, begin, end, x);
-          const Vec<T> less = splat(statistics[m * next + r * 2]), share = splat(statistics[m * next + r * 2 + 1]);
-          Vec<T> more{};
-          for (int64_t p = begin; p < end; ++p, x += BLOCK * PW, g += BLOCK * PW) {
-            const Vec<T> a = exp2_of((load(x) - less) * factor_) * share;
-            const Vec<T> b = exp2_of((load(x + L) - less) * factor_) * share;
-            store<T>(x, a), store<T>(x + L, b);
-            sums[m] += a * load(g), more += b * load(g + L);
-          }
-          sums[m] += more;
+        for (int m = 0; m < maps_; ++m) {
+          const bool is_second = m >= shared_;
+          hide_all(block, room, r, begin, end, scores_at(block, room.scores[m], begin, r));
+          const T *statistics = statistics_of(block, is_second ? 0 : m, is_second) + r * 2;
+          T *sum = means[is_second ? S - 1 : 0][is_second ? 0 : m] + r;
+          *sum += map_of(block, room.scores[m], room.slope[is_second ? 0 : m], r, begin, end, statistics);
         }
-        for (int m = 0; m < S; ++m) means[m][r] += sum_of<T>(sums[m]);
+        for (int h = 1; S == 2 && h < shared_; ++h)
+          means[S - 1][h][r] += dot_of(block, room.scores[shared_], room.slope[h], r, begin, end);
       }
     }
     if (S == 2)
-      for (int64_t r = 0; r < block.rows; ++r)
-        static_cast<T *>(call_.grad_lam)[(block.item.batch * heads + block.head) * call_.queries +
-                                         block.item.first_query + block.first + r] = -means[S - 1][r];
+      for (int h = 0; h < shared_; ++h)
+        for (int64_t r = 0; r < block.rows; ++r)
+          static_cast<T *>(call_.grad_lam)[(block.item.batch * heads + block.head + h) * call_.queries + first_row + r] =
+              -means[S - 1][h][r];
     T *key_sums[2];
     for (int k = 0; k < K_; ++k)
       key_sums[k] = direct_keys_ ? reinterpret_cast<T *>(grad_key_rows(group, k)) : slot.key_sums[k];
@@ -683,9 +699,9 @@ template <typename In, int S, bool BACKWARD> class Attention {
         const int64_t begin = std::max(p0, block.begin[r / ROWS]), end = std::min(p1, block.end[r / ROWS]);
         for (int64_t p = begin; p < end; ++p) slopes(block, room, r, p, p - p0, means, lam);
       }
-      for (int m = 0; m < S; ++m)
-        weigh_tile(block, room.scores[m], slot.keys_along + (m % K_) * panels * d_columns_ * PW_STEPS, d_columns_, p0, p1,
-                   room.grad_query + m * BLOCK * d_columns_);
+      for (int m = 0; m < maps_; ++m)
+        weigh_tile(block, room.scores[m], slot.keys_along + (m >= shared_) % K_ * panels * d_columns_ * PW_STEPS,
+                   d_columns_, p0, p1, room.grad_query + m * BLOCK * d_columns_);
       wait_until([&] { return all_passed(slot, index, p1); });  // fixed order of sums
       for (int64_t p = p0; p < p1; ++p) {
         int from = 0, to = block.groups;
@@ -696,31 +712,61 @@ template <typename In, int S, bool BACKWARD> class Attention {
         const int count = int(std::min<int64_t>(to * ROWS, block.rows) - first);
         const int64_t step = first / STEPS<E>;
         const int steps = int(divide_up(count, STEPS<E>));
-        for (int m = 0; m < S; ++m) {
+        for (int m = 0; m < maps_; ++m) {
           const E *from = IN_PAIRS ? slopes_down(room, m, p - p0, first)
                                    : reinterpret_cast<const E *>(scores_at(block, room.scores[m], p, first));
           add_to_keys(block, from, PW, room.query_down + (m * (BLOCK / STEPS<E>) + step) * d_columns_, d_columns_,
-                      d_columns_, p, steps, key_sums[m % K_]);
+                      d_columns_, p, steps, key_sums[(m >= shared_) % K_]);
         }
-        const E *const difference = reinterpret_cast<const E *>(scores_at(block, slope, p, first));
-        const E *const cotangent = room.grad_down + step * dv_columns_;
-        if (direct_values_)
-          for (int64_t part = 0; part < call_.value_parts; ++part)
-            add_to_keys(block, difference, PW * STEPS<E>, cotangent + part * part_, dv_columns_, part_, p, steps,
-                        reinterpret_cast<T *>(grad_value_rows(group, part)));
-        else
-          add_to_keys(block, difference, PW * STEPS<E>, cotangent, dv_columns_, dv_columns_, p, steps, slot.value_sum);
+        for (int h = 0; h < shared_; ++h) {
+          const E *const difference = reinterpret_cast<const E *>(scores_at(block, room.slope[h], p, first));
+          const E *const cotangent = room.grad_down + (h * (BLOCK / STEPS<E>) + step) * dv_columns_;
+          if (direct_values_)
+            for (int64_t part = 0; part < call_.value_parts; ++part)
+              add_to_keys(block, difference, PW * STEPS<E>, cotangent + part * part_, dv_columns_, part_, p, steps,
+                          reinterpret_cast<T *>(grad_value_rows(group, part)));
+          else
+            add_to_keys(block, difference, PW * STEPS<E>, cotangent, dv_columns_, dv_columns_, p, steps, slot.value_sum);
+        }
       }
       slot.passed[index].store(p1);
     }
     slot.passed[index].store(END);
-    for (int m = 0; m < S; ++m) {
-      In *to = static_cast<In *>(call_.grad_query) +
-               ((block.item.batch * heads * S + block.head * S + m) * call_.queries + block.item.first_query +
-                block.first) * d_;
-      for (int64_t r = 0; r < block.rows; ++r)
-        for (int64_t c = 0; c < d_; ++c) put(to + r * d_ + c, room.grad_query[(m * BLOCK + r) * d_columns_ + c]);
+    for (int h = 0; h < shared_; ++h)
+      for (int m = 0; m < S; ++m) {
+        In *to = static_cast<In *>(call_.grad_query) +
+                 (((block.item.batch * heads + block.head + h) * S + m) * call_.queries + first_row) * d_;
+        if (m == 1 && h > 0) {
+          std::fill(to, to + block.rows * d_, In{});
+          continue;
+        }
+        const T *from = room.grad_query + (m ? shared_ : h) * BLOCK * d_columns_;
+        for (int64_t r = 0; r < block.rows; ++r)
+          for (int64_t c = 0; c < d_; ++c) put(to + r * d_ + c, from[r * d_columns_ + c]);
+      }
+  }
+
+  // Replaces the scores of a row in a tile by its map P; returns the sum of P · dP.
+  INLINE T map_of(const Block &block, T *scores, T *slope, int64_t row, int64_t begin, int64_t end,
+                  const T *statistics) const {
+    const Vec<T> less = splat(statistics[0]), share = splat(statistics[1]);
+    T *x = scores_at(block, scores, begin, row);
+    const T *g = scores_at(block, slope, begin, row);
+    Vec<T> sums{}, more{};
+    for (int64_t p = begin; p < end; ++p, x += BLOCK * PW, g += BLOCK * PW) {
+      const Vec<T> a = exp2_of((load(x) - less) * factor_) * share;
+      const Vec<T> b = exp2_of((load(x + L) - less) * factor_) * share;
+      store<T>(x, a), store<T>(x + L, b);
+      sums += a * load(g), more += b * load(g + L);
     }
+    return sum_of<T>(sums + more);
+  }
+  INLINE T dot_of(const Block &block, T *map, T *slope, int64_t row, int64_t begin, int64_t end) const {
+    const T *x = scores_at(block, map, begin, row), *g = scores_at(block, slope, begin, row);
+    Vec<T> sums{}, more{};
+    for (int64_t p = begin; p < end; ++p, x += BLOCK * PW, g += BLOCK * PW)
+      sums += load(x) * load(g), more += load(x + L) * load(g + L);
+    return sum_of<T>(sums + more);
   }
 
   E *slopes_down(const Room &room, int map, int64_t panel, int64_t row) const {
@@ -728,44 +774,55 @@ template <typename In, int S, bool BACKWARD> class Attention {
   }
 
   // For the rows of one operand, from `row`: maps and dP become the gradients of the scores, in the layouts of the
-  // products along keys and along queries; the difference of the maps replaces dP.
+  // products along keys and along queries; the difference of the maps replaces dP. The second map's gradient is the sum
+  // over the heads that share it.
   INLINE void slopes(const Block &block, const Room &room, int64_t row, int64_t panel, int64_t panel_of_tile,
-                     const T (&means)[S][BLOCK], const T *lam) const {
+                     const T (&means)[S][MOST_SHARED][BLOCK], const T (&lam)[MOST_SHARED][BLOCK]) const {
     const T scale = T(call_.scale);
-    Vec<T> grads[S][STEPS<E>][2] = {}, difference[STEPS<E>][2] = {};
+    Vec<T> shared[STEPS<E>][2] = {};
+    for (int h = 0; h < shared_; ++h) {
+      Vec<T> grads[STEPS<E>][2] = {}, difference[STEPS<E>][2] = {};
 #pragma GCC unroll 2
-    for (int i = 0; i < STEPS<E>; ++i) {
-      if (row + i >= block.rows) break;
-      const int64_t r = row + i;
-      const T *g = scores_at(block, room.scores[S], panel, r), *x = scores_at(block, room.scores[0], panel, r);
-      const T *y = scores_at(block, room.scores[S - 1], panel, r);
+      for (int i = 0; i < STEPS<E>; ++i) {
+        if (row + i >= block.rows) break;
+        const int64_t r = row + i;
+        const T *g = scores_at(block, room.slope[h], panel, r), *x = scores_at(block, room.scores[h], panel, r);
+        const T *y = scores_at(block, room.scores[maps_ - 1], panel, r);
 #pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        const Vec<T> slope = load(g + half * L), first = load(x + half * L);
-        grads[0][i][half] = scale * (first * (slope - means[0][r]));
-        difference[i][half] = first;
-        if (S == 2) {
-          const Vec<T> second = -lam[r] * load(y + half * L);
-          grads[S - 1][i][half] = scale * (second * (slope - means[S - 1][r]));
-          difference[i][half] = first + second;
+        for (int half = 0; half < 2; ++half) {
+          const Vec<T> slope = load(g + half * L), first = load(x + half * L);
+          grads[i][half] = scale * (first * (slope - means[0][h][r]));
+          difference[i][half] = first;
+          if (S == 2) {
+            const Vec<T> second = -lam[h][r] * load(y + half * L);
+            shared[i][half] += scale * (second * (slope - means[S - 1][h][r]));
+            difference[i][half] = first + second;
+          }
         }
       }
-    }
-    T *const g = scores_at(block, room.scores[S], panel, row);
-    for (int m = 0; m < S; ++m)
-      for (int i = 0; i < STEPS<E>; ++i)
-        put_along(scores_at(block, room.scores[m], panel, row + i), grads[m][i][0], grads[m][i][1]);
+      put_slopes(block, room, h, row, panel, panel_of_tile, grads);
+      T *const g = scores_at(block, room.slope[h], panel, row);
 #if defined(__AVX512BF16__)
-    if constexpr (IN_PAIRS) {
-      for (int half = 0; half < 2; ++half) {
-        for (int m = 0; m < S; ++m)
-          store<E>(slopes_down(room, m, panel_of_tile, row) + half * L, pairs_across(grads[m][0][half], grads[m][1][half]));
-        store<E>(reinterpret_cast<E *>(g) + half * L, pairs_across(difference[0][half], difference[1][half]));
+      if constexpr (IN_PAIRS) {
+        for (int half = 0; half < 2; ++half)
+          store<E>(reinterpret_cast<E *>(g) + half * L, pairs_across(difference[0][half], difference[1][half]));
+        continue;
       }
-      return;
-    }
 #endif
-    store<T>(g, difference[0][0]), store<T>(g + L, difference[0][1]);
+      store<T>(g, difference[0][0]), store<T>(g + L, difference[0][1]);
+    }
+    if (S == 2) put_slopes(block, room, shared_, row, panel, panel_of_tile, shared);
+  }
+  // Gradients of the scores of a map, in both layouts.
+  INLINE void put_slopes(const Block &block, const Room &room, int map, int64_t row, int64_t panel,
+                         int64_t panel_of_tile, const Vec<T> (&grads)[STEPS<E>][2]) const {
+    for (int i = 0; i < STEPS<E>; ++i)
+      put_along(scores_at(block, room.scores[map], panel, row + i), grads[i][0], grads[i][1]);
+#if defined(__AVX512BF16__)
+    if constexpr (IN_PAIRS)
+      for (int half = 0; half < 2; ++half)
+        store<E>(slopes_down(room, map, panel_of_tile, row) + half * L, pairs_across(grads[0][half], grads[1][half]));
+#endif
   }
 
   // Whether every earlier block has finished the panels up to there. All must be checked: a block that sees few keys
@@ -801,6 +858,7 @@ template <typename In, int S, bool BACKWARD> class Attention {
   int64_t d_steps_, dv_steps_, part_steps_, d_stride_, dv_stride_;
   int64_t d_, dv_, part_, K_, d_columns_, dv_columns_, most_keys_ = 0, most_blocks_ = 0, most_panels_ = 0, slots_ = 0;
   int64_t total_ = 0;
+  int shared_, maps_, held_;  // heads and maps of a block, and maps that the room holds at once
   T factor_;
   bool direct_keys_, direct_values_;
   Slot slot_[16];

@@ -2,7 +2,9 @@
 //
 // Sizes: B batch, G value heads (groups), R heads per group, S maps per head (2: differential, 1: softmax), K keys per
 // group (S, or 1 if both maps share one), N queries, M keys, d and dv widths. Strides count elements; the last
-// dimension of every tensor except lam is contiguous.
+// dimension of every tensor except lam is contiguous. `shared` neighbouring heads subtract the second map of the first
+// of them, which is formed once: the second queries of the others are not read, and have gradient 0. Such heads have one
+// mask.
 #pragma once
 #include <stdint.h>
 
@@ -25,6 +27,7 @@ typedef struct {
   const void *norm_weight;  // (dv,); for few queries: a norm of every output row follows, as below; or null
   int64_t query_stride[3], key_stride[3], value_stride[3], lam_stride[3], mask_stride[3], out_stride[3], grad_stride[3];
   int64_t batch, groups, repeats, maps, key_maps, queries, keys, width, value_width, value_parts, sequences;
+  int64_t shared;  // a divisor of repeats, at most 4; 1: each head has its own second map
   int64_t window;  // 0: no window
   double scale;    // above 0
   double lambda_initial, norm_epsilon, norm_factor;
