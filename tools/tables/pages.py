@@ -20,7 +20,6 @@ from antiphase.base.records import Record
 from antiphase.lab.lineage.commands.classify import ClassifierMean, Classify
 from antiphase.lab.lineage.commands.translate import tables as translation
 from antiphase.lab.lineage.studies.dependency.presentation import accuracies
-from antiphase.lab.lineage.studies.gradients.presentation import gradient_ratios
 from antiphase.lab.pages.benchmarks import ratio_text
 from antiphase.lab.pages.tables import Table
 from antiphase.lab.studies.compare.shown import shown
@@ -31,6 +30,7 @@ from experiments import programme
 from tools.tables import attack as attack_tables
 from tools.tables import cluster as cluster_tables
 from tools.tables import evidence as evidence_tables
+from tools.tables import forms as forms_tables
 from tools.tables import gpu as gpu_tables
 from tools.tables import layer as layer_tables
 from tools.tables import operator as operator_tables
@@ -60,6 +60,7 @@ PAGES = (
             "reliability",
             "cluster",
             "serving",
+            "ablations",
         )
     ),
 )
@@ -297,6 +298,8 @@ PUBLISHED = {"TREC": "91.2", "SUBJ": "89.6", "MPQA": "83.4", "CR": "79.8", "SST-
 
 TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "serving": serving_tables.throughput,
+    "steps-of-arms": forms_tables.steps,
+    "shared-maps": forms_tables.shared_maps,
     "suites": suites_tables.counts,
     "zoo": zoo_tables.counts,
     "zoo-exceptions": zoo_tables.exceptions,
@@ -319,7 +322,6 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "processors": operator_tables.by_processor,
     "shares": operator_tables.shares,
     "dependency": lambda: of_report("dependency", accuracies),
-    "gradients-norms": lambda: of_report("gradients-norms", gradient_ratios),
     "demo-short": demo_at_a_glance,
     "demo-layers": layer_tables.demo_layers,
     "lambdas": layer_tables.lambdas,
@@ -340,7 +342,6 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "real-model-needles": real_model_tables.needles,
     "single-heads-real": real_model_tables.heads_alone,
     "real-model-confirm": real_model_tables.confirmed,
-    "real-model-splits": real_model_tables.splits,
 }
 
 if __name__ == "__main__":

@@ -79,36 +79,6 @@ def confirmed() -> Rows:
     return [head, primary, without, *(row for row in rows if row[1] == "all")]
 
 
-def splits() -> Rows:
-    """The confirmatory study by split of the samples: primary measure, and heads drawn at random on fewer samples."""
-    table = [
-        [
-            "Seed", "Heads kept", "Of these in seed 0", "Samples", "Plain", "Calibrated", "Gain in points, 95 %",
-            "Better / worse", "Kept heads on 600", "Random heads on 600: mean, range", "p",
-        ]
-    ]  # fmt: skip
-    first: set[tuple[int, int]] = set()
-    for name in ("confirm", *(f"confirm-seed{seed}" for seed in SPLITS)):
-        record = Record.load(RECORDS / f"{name}.json")
-        values, primary = record.values, record.values["primary"]
-        heads = {(int(layer), head) for layer, kept in values["heads"].items() for head in kept}
-        first = first or heads
-        gains = {row["setting"]: row["gain"] for row in values["controls"]}
-        drawn = [100 * gain for setting, gain in gains.items() if setting.startswith("random heads")]
-        assert values["control_samples"] == 600
-        table.append(
-            [
-                str(record.config["seed"]), f"{len(heads)} of {len(values['tried'])}", str(len(heads & first)),
-                f"{primary['samples']:,}", f"{100 * primary['plain']:.1f} %", f"{100 * primary['calibrated']:.1f} %",
-                f"{_points(primary['gain'])} [{', '.join(map(_points, primary['gain_interval']))}]",
-                f"{primary['better']} / {primary['worse']}", _points(gains["kept heads"]),
-                f"{statistics.fmean(drawn):+.2f}, {min(drawn):+.2f} to {max(drawn):+.2f}",
-                f"{values['p_random_heads']:.2g}",
-            ]
-        )  # fmt: skip
-    return table
-
-
 def heads_alone() -> Rows:
     """How many heads gain when calibrated alone, by split of the samples, and whether their effects repeat."""
     splits = {
