@@ -41,14 +41,14 @@ LAYER: dict[str, Any] = {
 }  # fmt: skip
 NOISE_HEADS = 8
 SHARED, OWN = "second maps formed once", "a second map for each head"
-TOKENS, LENGTHS = 2048, (512, 2048)
+TOKENS, LENGTHS = 1024, (256, 1024)
 
 
 def main() -> None:
     """Measure, and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, required=True, help="folder of the record")
-    parser.add_argument("--rounds", type=int, default=15, help="rounds of each comparison")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison")
     given = parser.parse_args()
     started = time.perf_counter()
     torch.manual_seed(0)
