@@ -102,8 +102,11 @@ def layer_maps(layer: AttentionLayer, hidden_states: Tensor, **arguments: Any) -
         arguments: further arguments of the layer, such as ``context`` and ``attention_mask``.
 
     Raises:
+        ValueError: there is more than one text.
         NonFiniteError: weights or λ are not finite.
     """
+    if len(hidden_states) != 1:
+        raise ValueError(f"hidden_states must be (1, N, hidden), got {tuple(hidden_states.shape)}")
     watch, function = _Watch(None), layer.attention
 
     def watched(

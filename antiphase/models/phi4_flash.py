@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from antiphase.base.errors import InputError
@@ -50,8 +52,8 @@ def phi4_flash_attention(folder: str, layer: int) -> DifferentialAttentionV1:
     def read(index: int, name: str, shape: tuple[int, ...]) -> Tensor:
         name = f"model.layers.{index}.attn.{name}"
         if stored.shapes.get(name) != shape:
-            problem = f"the tensor {name} has shape {stored.shapes.get(name)}, expected {shape}"
-            raise InputError(problem, field="source", path=folder)
+            found = f"has shape {stored.shapes[name]}, expected {shape}" if name in stored.shapes else "is missing"
+            raise InputError(f"the tensor {name} {found}", field="source", path=folder)
         return stored.read(name)
 
     keys = key_maps * made.head_dim
@@ -69,4 +71,14 @@ def phi4_flash_attention(folder: str, layer: int) -> DifferentialAttentionV1:
         tensors[name] = read(layer, f"inner_cross_attn.{name}", (made.head_dim,)).float()
     tensors["head_norm.weight"] = read(layer, "inner_cross_attn.subln.weight", (2 * made.head_dim,))
     made.load_state_dict(tensors, assign=True)
+    if layer > full:
+        made.register_forward_pre_hook(_require_context, with_kwargs=True)
     return made.requires_grad_(False)
+
+
+def _require_context(layer: DifferentialAttentionV1, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    if given.get("context") is None or given.get("attention_mask") is None:
+        raise ValueError(
+            f"layer {layer.layer_idx} reads the keys of the full layer: give that layer's input as context, and "
+            "attention_mask, boolean (1, 1, N, M), True = may attend"
+        )

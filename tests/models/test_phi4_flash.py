@@ -62,8 +62,12 @@ def test_windows_and_shared_keys_follow_the_layer_s_place(folder):
     later = phi4_flash_attention(str(path), 7)
     assert torch.equal(later.k_proj.weight, layers[5].k_proj.weight)
     assert torch.equal(later.v_proj.bias, layers[5].v_proj.bias)
+    mask = torch.ones(1, 1, 9, 9, dtype=torch.bool).tril()
     with pytest.raises(ValueError, match="cannot be combined with a context"):
-        later(x, context=y, past_key_values=object())
+        later(x, context=y, attention_mask=mask, past_key_values=object())
+    for given in ({}, {"context": y}, {"attention_mask": mask}):
+        with pytest.raises(ValueError, match="layer 7 reads the keys of the full layer"):
+            later(x, **given)
 
 
 def test_maps_of_a_layer_alone_make_its_weights(folder):
@@ -85,7 +89,7 @@ def test_maps_of_a_layer_alone_make_its_weights(folder):
     ({"mb_per_layer": 4}, 1, "no folder of a Phi-4-mini-flash model"),
     ({"num_key_value_heads": 4}, 1, "Wqkv.weight has shape"),
     ({"sliding_window": None}, 1, "sliding_window must be"),
-    ({}, 3, "layers.3.attn.Wqkv.weight has shape None"),
+    ({}, 3, "layers.3.attn.Wqkv.weight is missing"),
 ])  # fmt: skip
 def test_other_models_and_layers_are_refused_by_name(folder, change, number, words):
     path, _ = folder

@@ -347,19 +347,25 @@ def test_what_is_not_expressed_of_motif_is_refused_by_name(tmp_path, refused, fi
 
 def test_motif_has_no_form_elsewhere_and_is_measured_once_converted(tmp_path, refused):
     folder = write_motif(tmp_path / "theirs")
-    refused("has no place for what SOURCE sets in lambda_init", "convert", folder, tmp_path / "x", "--to diffllama")
+    refused("hidden_act='poly_norm', which diffllama cannot express", "convert", folder, tmp_path / "x", "--to diffllama")
     symbol_tokenizer(SymbolLanguage(8, 9, 10)).save_pretrained(folder)
     text = ("--text", "a", "--output", tmp_path / "look")
-    refused("a model of type 'Motif'; give another, or what antiphase convert makes of it", "look", folder, *text)
+    refused("a model of type 'Motif'; give another, or convert it first with antiphase convert", "look", folder, *text)
 
 
 def test_maps_that_heads_share_are_formed_once(tmp_path, monkeypatch):
-    """Twelve first and four second maps: 16, and not 24, in each implementation, in a text and in a decoding step."""
+    """Twelve first and four second maps: 16, and not 24, in a text and in a decoding step; the native kernels learn how
+    many share one.
+    """
     from antiphase.layers import functions
 
     convert(str(write_motif(tmp_path / "theirs", **GROUPED)), tmp_path / "ours")
     model = load(tmp_path / "ours")
-    formed = []
+    formed, shared = [], []
+
+    def native(*arguments, **named):
+        shared.append(named["shared"])
+        return attend_cached(*arguments, **named)
 
     def counted(run):
         def call(query, *arguments, **named):
@@ -368,7 +374,13 @@ def test_maps_that_heads_share_are_formed_once(tmp_path, monkeypatch):
 
         return call
 
-    for name in ("softmax_attention", "softmax_weights", "differential_attention", "attend_cached"):
+    attend_cached = functions.attend_cached
+    monkeypatch.setattr(functions, "attend_cached", native)
+    with torch.no_grad():
+        model(IDS)
+    assert shared == [3] * 2
+    monkeypatch.setattr(functions, "attend_cached", lambda *_, **__: None)  # as without the kernels
+    for name in ("softmax_attention", "softmax_weights", "differential_attention"):
         monkeypatch.setattr(functions, name, counted(getattr(functions, name)))
     for implementation in ("antiphase", "sdpa", "eager"):
         model.set_attn_implementation(implementation)

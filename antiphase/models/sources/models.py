@@ -123,7 +123,7 @@ def read_model(
     if type(config) not in auto._model_mapping:
         raise InputError(
             f"{named(field, name)} is no {kind}, but a model of type {config.model_type!r}",
-            "give another, or what antiphase convert makes of it",
+            "give another, or convert it first with antiphase convert",
         )
     if Path(name).is_dir():  # transformers reads a model of the Hub while it fetches it
         stored = weight_files(Path(name), name, field)
