@@ -27,8 +27,10 @@ def shared_maps() -> list[list[str]]:
     rows = Record.load(RECORD).values["layers"]
     timed = [row for row in rows if "ratio" in row]
     found = _by_length("40 maps / 64 maps", "task", timed)
-    memory = [row["bytes"] for row in rows if "bytes" in row]
-    return [*found, ["memory of eager maps", *(f"{min(b.values()) / max(b.values()):.2f}" for b in memory)]]
+    memory = {row["length"]: min(row["bytes"].values()) / max(row["bytes"].values()) for row in rows if "bytes" in row}
+    lengths = sorted({row["length"] for row in rows})
+    cells = (f"{memory[length]:.2f}" if length in memory else "–" for length in lengths)
+    return [*found, ["memory of eager maps", *cells]]
 
 
 def _by_length(title: str, key: str, rows: list[dict[str, Any]]) -> list[list[str]]:
