@@ -1,13 +1,14 @@
 """Loss by position: equal to one whole forward pass, whatever the chunks, and honest about what context is worth."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from antiphase.base.records import Record, finite
-from antiphase.lab.measures.long_context.measure import long_context, losses_by_position, points
+from antiphase.lab.measures.long_context.measure import has_unknown, long_context, losses_by_position, points
 from antiphase.lab.measures.long_context.presentation import positions
 
 
@@ -47,6 +48,14 @@ def test_the_curve_is_the_mean_up_to_each_position(tiny_model):
     assert since == [None, *(pytest.approx(losses[:, a:b].mean().item(), rel=1e-6) for a, b in ((15, 31), (31, 63)))]
 
 
+def test_text_that_the_tokenizer_does_not_know_has_no_count_of_bytes():
+    ids = torch.tensor([[5, 7, 9]])
+    cases = (({"unk": 7}, True), ({"unk": 8}, False), ({"unk": None}, False), ({"unk": 7, "eos": 7}, False))
+    for names, expected in cases:
+        tokens = {f"{name}_token_id": names.get(name) for name in ("unk", "bos", "eos", "pad")}
+        assert has_unknown(SimpleNamespace(**tokens), ids) is expected
+
+
 class Copier(torch.nn.Module):
     """Stands for a model with perfect memory: a token seen before in the sequence is certain, others are guessed."""
 
@@ -64,8 +73,6 @@ class Copier(torch.nn.Module):
             for place in range(input_ids.shape[1]):
                 before = past_key_values.ids[: len(past) + place + 1]
                 logits[0, place, before[0]] = 50.0  # every token of a window equals its first one
-        from types import SimpleNamespace
-
         return SimpleNamespace(logits=logits)
 
 

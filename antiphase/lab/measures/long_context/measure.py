@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,14 +36,24 @@ def measure(
     settings: LongContextSettings,
     parts: Parts = UNSTORED,
 ) -> LongContext:
-    """Measure held-out windows, with bits per byte if they are text."""
+    """Measure held-out windows, with bits per byte if they are text whose bytes its tokens say."""
 
     def bytes_of(ids: Tensor) -> int:
         return len(data.tokenizer.decode(ids, skip_special_tokens=True).encode())
 
     windows = data.validation(settings.samples).input_ids
-    of_text = None if data.validation_text is None else bytes_of
+    of_text = None if data.validation_text is None or has_unknown(data.tokenizer, windows) else bytes_of
     return long_context(loaded.model, windows, bytes_of=of_text, opening=len(data.opening), parts=parts)
+
+
+def has_unknown(tokenizer: Any, ids: Tensor) -> bool:
+    """Whether a token of ``ids`` stands for text that the tokenizer does not know.
+
+    A tokenizer that knows every text may have its end of text as unknown token, as GPT-2's has.
+    """
+    unknown = tokenizer.unk_token_id
+    is_other = unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    return unknown is not None and not is_other and bool((ids == unknown).any())
 
 
 @torch.no_grad()
