@@ -109,13 +109,13 @@ def plan_conversion(
     if to != "antiphase":
         steps.append({"llama": _to_llama, "diffllama": _to_diffllama}[to])
     result = unchanged(config) if config.model_type == "antiphase" else read_as_ours(config, dtype=dtype)
-    fields = own_fields(result.config) if steps else []
+    takes = "differential" if attention_type is None and to == "diffllama" else "softmax"
+    if steps and result.config.attention_type == takes and (fields := own_fields(result.config)):  # others: by the step
+        form = named("to", to) if attention_type is None else named("attention_type", attention_type)
+        raise InputError(f"{form} has no place for what {named('source')} sets in {', '.join(fields)}")
     for step in steps:
         after = step(result.config)
         result = Conversion(after.config, composed(after.recipes, result.recipes))
-    if fields:
-        form = named("to", to) if attention_type is None else named("attention_type", attention_type)
-        raise InputError(f"{form} has no place for what {named('source')} sets in {', '.join(fields)}")
     if (origin := getattr(config, ORIGIN, None)) is not None:
         setattr(result.config, ORIGIN, origin)
     return result

@@ -347,7 +347,8 @@ def test_what_is_not_expressed_of_motif_is_refused_by_name(tmp_path, refused, fi
 
 def test_motif_has_no_form_elsewhere_and_is_measured_once_converted(tmp_path, refused):
     folder = write_motif(tmp_path / "theirs")
-    refused("hidden_act='poly_norm', which diffllama", "convert", folder, tmp_path / "x", "--to diffllama")
+    refused("has no place for what SOURCE sets in lambda_init", "convert", folder, tmp_path / "x", "--to diffllama")
+    refused("--to llama takes softmax models", "convert", folder, tmp_path / "x", "--to llama")
     symbol_tokenizer(SymbolLanguage(8, 9, 10)).save_pretrained(folder)
     text = ("--text", "a", "--output", tmp_path / "look")
     refused("a model of type 'Motif'; give another, or convert it first with antiphase convert", "look", folder, *text)
