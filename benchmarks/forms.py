@@ -3,9 +3,9 @@
     python -m benchmarks.forms --output records    # on a quiet machine
 
 Steps are those of the studies of loss (``experiments/programme_loss.yaml``), wider: six layers of width 256, eight maps
-of width 32. A layer with shared second maps is one of Motif-2.6B's: 32 heads of 64 channels with 8 second maps, which
-are formed once (40 maps) or for every head (64). All forms take turns in one process, so other work on the machine
-slows each; ratios are medians within a round. Memory is what eager maps need beyond what was there before.
+of width 32. A layer with shared second maps has the heads of Motif-2-12.7B, 32 with 8 second maps, of half the width:
+these maps are formed once (40 in all) or for every head (64). All forms take turns in one process, so other work on the
+machine slows each; ratios are medians within a round. Memory is what eager maps need beyond what was there before.
 """
 
 from __future__ import annotations

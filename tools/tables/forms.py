@@ -7,6 +7,7 @@ from typing import Any
 
 from antiphase.base.records import Record
 from antiphase.lab.pages.benchmarks import ratio_text
+from benchmarks.forms import OWN, SHARED
 
 RECORD = Path(__file__).resolve().parents[2] / "records/forms.json"
 NAMES = {
@@ -27,7 +28,7 @@ def shared_maps() -> list[list[str]]:
     rows = Record.load(RECORD).values["layers"]
     timed = [row for row in rows if "ratio" in row]
     found = _by_length("40 maps / 64 maps", "task", timed)
-    memory = {row["length"]: min(row["bytes"].values()) / max(row["bytes"].values()) for row in rows if "bytes" in row}
+    memory = {row["length"]: row["bytes"][SHARED] / row["bytes"][OWN] for row in rows if "bytes" in row}
     lengths = sorted({row["length"] for row in rows})
     cells = (f"{memory[length]:.2f}" if length in memory else "–" for length in lengths)
     return [*found, ["memory of eager maps", *cells]]

@@ -15,7 +15,7 @@ template <typename In, bool BACKWARD> int run(const antiphase_problem &call) {
   return call.maps == 2 ? Attention<In, 2, BACKWARD>(call).run() : Attention<In, 1, BACKWARD>(call).run();
 }
 template <typename In> int run(const antiphase_problem &call) {
-  if (call.shared < 1 || call.shared > MOST_SHARED || call.repeats % call.shared || call.maps < 2 && call.shared > 1) return 2;
+  if (call.shared < 1 || call.shared > (call.maps == 2 ? MOST_SHARED : 1) || call.repeats % call.shared) return 2;
   return call.task == ANTIPHASE_BACKWARD ? run<In, true>(call) : run<In, false>(call);
 }
 template <typename In> int dispatch(const antiphase_problem &call) {
