@@ -99,7 +99,7 @@ def compiled(
 
 
 def _kernels(shared: dict[str, Any], dtype: torch.dtype, major: int) -> Iterator[tuple[Any, dict[str, Any], int, int]]:
-    def blocks_of(name: str) -> launch.Blocks:
+    def blocks_of(name: str) -> launch.Tiling:
         widths = shared["BLOCK_D"], shared["BLOCK_DV"]
         return launch.blocks_of(name, *widths, dtype, major, has_mask=shared["HAS_MASK"])
 

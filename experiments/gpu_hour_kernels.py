@@ -22,7 +22,7 @@ from antiphase.base.records import Record
 from antiphase.lab.speed import attention, block_sizes, model
 from antiphase.lab.speed.gpu_schemes import COMPARED_ON_GPU
 from antiphase.lab.speed.schemes import Case
-from antiphase.ops.triton.launch import INTERPRETED, Blocks
+from antiphase.ops.triton.launch import INTERPRETED, Tiling
 from experiments.gpu_hour_stage import Kept, Stage, lines_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,8 +37,8 @@ POLL = 1.0
 TO_END = 10.0
 """Seconds that tests get to finish before they are killed."""
 SMALL_BLOCKS = {
-    "forward": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)), "keys": (Blocks(16, 32, 4, 1),),
-    "span": (Blocks(16, 16, 4, 1),),
+    "forward": (Tiling(32, 32, 4, 1), Tiling(16, 32, 4, 1)), "keys": (Tiling(16, 32, 4, 1),),
+    "span": (Tiling(16, 16, 4, 1),),
 }  # fmt: skip
 """Candidates in the rehearsal."""
 

@@ -25,7 +25,7 @@ KNOWN_SHARE = 0.05
 """Share of a run before which no time is given: early ones were wrong by a factor of ten."""
 
 
-class Estimate:
+class TimeLeft:
     """Reports once for each stage of the work how much time is left, extrapolated from a first measured part."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -187,7 +187,7 @@ def job_progress(
 @contextmanager
 def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mapping[str, Any]], None]]:
     """Progress of one run, with the last loss and accuracy."""
-    estimate, known = Estimate(sayer(console)), dict[str, float]()
+    estimate, known = TimeLeft(sayer(console)), dict[str, float]()
     with _shown(console) as show:
 
         def report(step: int, values: Mapping[str, Any]) -> None:
@@ -213,7 +213,7 @@ def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappin
 @contextmanager
 def share_progress(console: Console, words: str) -> Iterator[Callable[[float, int], None]]:
     """Progress of items processed one after the other, each step by step; work that cannot begin shows none."""
-    estimate = Estimate(sayer(console))
+    estimate = TimeLeft(sayer(console))
     with _shown(console) as show:
 
         def report(done: float, count: int) -> None:

@@ -111,12 +111,12 @@ class BlockLayout:
         buffer = self.key_buffer(name, tensor.shape[3], self.products)
         return view_as(buffer, *pairs.shape).copy_(pairs)
 
-    def _block(self, start: int, stop: int, offset: int, is_causal: bool, window: int) -> Block:
+    def _block(self, start: int, stop: int, offset: int, is_causal: bool, window: int) -> QueryBlock:
         position = start + offset  # of the first query, counted in keys
         last = min(self.keys_length, stop + offset) if is_causal else self.keys_length
         first = max(0, position - window + 1) if window else 0
         if last <= first:
-            return Block(slice(start, stop), slice(first, first), None, None)
+            return QueryBlock(slice(start, stop), slice(first, first), None, None)
         after = before = None
         edge = max(first, position + 1)
         if is_causal and edge < last:
@@ -126,7 +126,7 @@ class BlockLayout:
         if window and edge > first:
             edge = last if 2 * (edge - first) > last - first else edge
             before = self._edge(stop - start, edge - first, position - window + 1 - first, hides_after=False)
-        return Block(slice(start, stop), slice(first, last), after, before)
+        return QueryBlock(slice(start, stop), slice(first, last), after, before)
 
     def _edge(self, rows: int, columns: int, first: int, *, hides_after: bool) -> Edge:
         """The hidden entries of (rows, columns): column ≥ ``first`` + row, or column < ``first`` + row."""
@@ -179,7 +179,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Block:
+class QueryBlock:
     """Some queries, the keys that any of them can see, and the edges that hide keys from some of them."""
 
     queries: slice
@@ -215,18 +215,18 @@ class WorkItem:
             columns = (~mask).flatten(0, 3).any(0).nonzero()[:, 0]
             self.hidden = slice(int(columns[0]), int(columns[-1]) + 1) if len(columns) else slice(0, 0)
 
-    def rows(self, index: int, block: Block) -> Tensor:
+    def rows(self, index: int, block: QueryBlock) -> Tensor:
         """The block's queries of one map, (U, R n, d)."""
         rows = self.queries[:, :, :, index, block.queries]  # (b, g, R, n, d)
         return rows.reshape(self.count, -1, rows.shape[-1]).to(self.layout.products)
 
-    def per_query(self, values: Tensor, block: Block) -> Tensor:
+    def per_query(self, values: Tensor, block: QueryBlock) -> Tensor:
         """Values of each query (b, N) as a row for each head of the block's queries, (U R, 1, n)."""
         batches, groups, repeats = self.queries.shape[:3]
         part = values[:, None, None, block.queries].expand(-1, groups, repeats, -1)
         return part.reshape(batches * groups * repeats, 1, -1)
 
-    def scores(self, index: int, block: Block) -> Tensor:
+    def scores(self, index: int, block: QueryBlock) -> Tensor:
         """Scaled scores (U, R n, m) of one map in the layout's buffer; -inf where a query may not attend."""
         rows = self.rows(index, block)
         keys = self.keys[index % self.layout.key_maps][:, block.keys]
@@ -241,11 +241,11 @@ class WorkItem:
         torch.softmax(scores, dim=-1, out=scores)
         return scores if empty is None else scores.masked_fill_(empty, 0.0)
 
-    def maps(self, block: Block) -> list[Tensor]:
+    def maps(self, block: QueryBlock) -> list[Tensor]:
         """All maps (U, R n, m) of the block's queries, in buffers that the next block overwrites."""
         return [self.softmax(self.scores(index, block)) for index in range(self.layout.streams)]
 
-    def _hide(self, scores: Tensor, block: Block) -> None:
+    def _hide(self, scores: Tensor, block: QueryBlock) -> None:
         """Write -inf where a query may not attend: above the diagonal, before the window, outside the mask."""
         pairs, rows, keys = scores.shape
         by_query = scores.view(pairs, self.layout.repeats, rows // self.layout.repeats, keys)  # (U, R, n, m)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.ops.blocks import Block, BlockLayout, WorkItem, view_as
+from antiphase.ops.blocks import BlockLayout, QueryBlock, WorkItem, view_as
 from antiphase.ops.shapes import check_real, check_tensors
 
 
@@ -156,7 +156,7 @@ def _subtract(first: Tensor, second: Tensor, lam: Tensor, *, out: Tensor) -> Ten
     return out
 
 
-def _maps_and_unrounded(layout: BlockLayout, item: WorkItem, block: Block) -> tuple[list[Tensor], Tensor]:
+def _maps_and_unrounded(layout: BlockLayout, item: WorkItem, block: QueryBlock) -> tuple[list[Tensor], Tensor]:
     """Both maps in the dtype of products, and the second one in the statistics dtype too.
 
     If each token has its own λ, dλ is not summed over queries, so rounding errors would not average out.
@@ -210,7 +210,7 @@ class _Gradients:
         return view_as(buffer, item.count, width, self.layout.keys_length).zero_()
 
     def _add_block(
-        self, item: WorkItem, block: Block, cotangent: Tensor, key_sums: list[Tensor], value_sum: Tensor
+        self, item: WorkItem, block: QueryBlock, cotangent: Tensor, key_sums: list[Tensor], value_sum: Tensor
     ) -> None:
         layout = self.layout
         maps, unrounded = _maps_and_unrounded(layout, item, block) if self.is_rounded else (item.maps(block), None)
@@ -253,7 +253,7 @@ class _Lambdas:
         self.lam = layout.group(lam.expand(layout.batch, layout.all_groups * layout.repeats, -1))  # (B, G, R, 1|N)
         self.is_shared = lam.shape[-1] == 1  # by all queries of a head
 
-    def column(self, item: WorkItem, block: Block) -> Tensor:
+    def column(self, item: WorkItem, block: QueryBlock) -> Tensor:
         """λ of each row, (U, R n, 1)."""
         rows = self.lam[item.batches, item.groups]
         if self.is_shared:
@@ -262,7 +262,7 @@ class _Lambdas:
             rows = rows[..., block.queries]
         return rows.reshape(item.count, -1, 1)
 
-    def subtract(self, total: Tensor, item: WorkItem, block: Block, rows: Tensor) -> None:
+    def subtract(self, total: Tensor, item: WorkItem, block: QueryBlock, rows: Tensor) -> None:
         """Subtract row values (U, R n) from total (B, G, R, 1|N); summed over the queries if they share a λ."""
         here = total[item.batches, item.groups]
         grouped = rows.view(*here.shape[:3], -1)

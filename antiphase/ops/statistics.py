@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from antiphase.ops.blocks import Block, BlockLayout, WorkItem, view_as
+from antiphase.ops.blocks import BlockLayout, QueryBlock, WorkItem, view_as
 from antiphase.ops.shapes import statistics_dtype
 
 MANTISSA_BITS_CUT = 17
@@ -166,7 +166,7 @@ class _Signs:
         self.entropy = lam.new_zeros(shape)
         self.negative = lam.new_zeros(shape)
 
-    def add(self, item: WorkItem, block: Block, maps: list[Tensor], weight: Tensor) -> None:
+    def add(self, item: WorkItem, block: QueryBlock, maps: list[Tensor], weight: Tensor) -> None:
         """Add the block's rows: two maps (U R, n, m), their queries weighted by (U R, 1, n)."""
         here = item.batches, item.groups
         lam = self.lam[here][..., block.queries].reshape(len(weight), -1, 1)

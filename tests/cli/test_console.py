@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from antiphase import cli
-from antiphase.cli.progress import Estimate, Lines, Total, job_progress, run_progress, share_progress
+from antiphase.cli.progress import Lines, TimeLeft, Total, job_progress, run_progress, share_progress
 from antiphase.lab.studies.jobs import Job
 
 
@@ -63,7 +63,7 @@ def test_a_log_gives_no_time_before_a_twentieth():
 def told_by(steps, *, about=""):
     """What an estimate says, at times in seconds."""
     said, now = [], [0.0]
-    estimate = Estimate(said.append, lambda: now[0])
+    estimate = TimeLeft(said.append, lambda: now[0])
     for seconds, done, count in steps:
         now[0] = seconds
         estimate.report(done, count, about=about)

@@ -39,7 +39,7 @@ JOBS = "jobs"
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class RunGroup:
     """Runs of a study that another process can make by the same command."""
 
     name: str
@@ -53,7 +53,7 @@ class Part:
 
 def make_elsewhere(
     command: str,
-    parts: Sequence[Part],
+    parts: Sequence[RunGroup],
     output: Path,
     request: ExecutorSettings,
     paths: Sequence[str],
@@ -92,7 +92,7 @@ class _Elsewhere:
     """A part as a task, whose runs are moved here when all of them are finished."""
 
     words: str
-    part: Part
+    part: RunGroup
     output: Path
     reported: Callable[[float, int], None]
     count: int

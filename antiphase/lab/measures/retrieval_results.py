@@ -110,7 +110,7 @@ class Place(Size):
 
 
 @dataclass(frozen=True)
-class Example:
+class CellOutput:
     """The model's output after the first context of a cell."""
 
     output: str
@@ -130,7 +130,7 @@ class CellScore(Place):
     """0 or 1 for each context."""
     silent: int | None = None
     """Number of outputs without any number; None in the synthetic task."""
-    example: Example | None = None
+    example: CellOutput | None = None
     seed: int | None = field(default=None, metadata=OPTIONAL)
     """Of the model, in a comparison of arms."""
 

@@ -18,7 +18,7 @@ from antiphase.lab.catalog import Measurement, every
 from antiphase.lab.measures.held_out import tokens_of
 from antiphase.lab.measures.inputs import inputs_of, model_content
 from antiphase.lab.measures.parts import Parts
-from antiphase.lab.measures.settings import ModelSettings
+from antiphase.lab.measures.settings import CausalModelSettings
 from antiphase.lab.scoring.loading import load_model, openings_of, origins, refused_by_model
 from antiphase.lab.settings.flags import Settings
 from antiphase.lab.settings.naming import naming
@@ -72,7 +72,7 @@ def evaluate(
     with journal_in(output, inputs, resume=resume) as journal, undone_if_refused(tokens_of(output)), naming(FLAGS):
         if journal.record is not None:
             return journal.record
-        causal = isinstance(settings, ModelSettings)
+        causal = isinstance(settings, CausalModelSettings)
         loaded = load_model(settings.name, **loading_options(settings), with_head=causal)
         data = module.prepare(loaded, settings, output, say)
         journal.begin()

@@ -53,14 +53,14 @@ class DrawnSettings(LoadingSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSettings(DrawnSettings):
+class CausalModelSettings(DrawnSettings):
     """Settings of a measurement of a causal language model."""
 
     name: str = argument("MODEL", "Local folder, GGUF file or Hub name of a causal language model.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeldOutSettings(ModelSettings):
+class HeldOutSettings(CausalModelSettings):
     """Settings of a measurement on held-out text, which models trained here have of their own."""
 
     paths: Sequence[str] = flag("File, folder or Hub dataset with text. Repeatable.", name="--data", default=())

@@ -16,23 +16,23 @@ from antiphase.lab.speed.gpu_schemes import FUSED, FUSED_V2
 from antiphase.lab.speed.pieces import Piece, Pieces, at_once
 from antiphase.lab.speed.schemes import Case, Scheme, work
 from antiphase.lab.speed.timing import paired_times
-from antiphase.ops.triton.launch import Blocks, blocks_of, major_capability, override_blocks, padded
+from antiphase.ops.triton.launch import Tiling, blocks_of, major_capability, override_blocks, padded
 
 TASKS = {"forward": "forward", "keys": "forward + backward", "queries": "forward + backward", "span": "decode"}
 """The call by which a kernel is timed; its other kernels are the same for all candidates."""
-CANDIDATES: dict[str, Sequence[Blocks]] = {
+CANDIDATES: dict[str, Sequence[Tiling]] = {
     "forward": (
-        Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 3), Blocks(64, 32, 4, 3),
+        Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(128, 64, 8, 3), Tiling(64, 32, 4, 3),
     ),
     "keys": (
-        Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1), Blocks(128, 64, 8, 2), Blocks(64, 32, 4, 2),
+        Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 1), Tiling(128, 64, 8, 2), Tiling(64, 32, 4, 2),
     ),
     "queries": (
-        Blocks(64, 32, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 3), Blocks(128, 64, 8, 2),
+        Tiling(64, 32, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 3), Tiling(128, 64, 8, 2),
     ),
     "span": (
-        Blocks(16, 32, 4, 3), Blocks(16, 64, 4, 2), Blocks(16, 64, 4, 3), Blocks(16, 64, 8, 3),
-        Blocks(16, 128, 4, 2), Blocks(16, 128, 8, 2), Blocks(16, 128, 8, 3),
+        Tiling(16, 32, 4, 3), Tiling(16, 64, 4, 2), Tiling(16, 64, 4, 3), Tiling(16, 64, 8, 3),
+        Tiling(16, 128, 4, 2), Tiling(16, 128, 8, 2), Tiling(16, 128, 8, 3),
     ),
 }  # fmt: skip
 """Candidates in half precision, for widths up to 64 on compute capability 9."""
@@ -47,7 +47,7 @@ class Trial:
     kernel: str
     scheme: Scheme
     case: Case
-    candidates: Sequence[Blocks]
+    candidates: Sequence[Tiling]
 
     @property
     def name(self) -> str:
@@ -55,14 +55,14 @@ class Trial:
         return f"blocks: {self.kernel}, {self.scheme.name}"
 
     @property
-    def usual(self) -> Blocks:
+    def usual(self) -> Tiling:
         """The kernel's current blocks."""
         value_width = self.case.width * (1 if self.scheme.shares_keys else 2)
         major = major_capability(torch.device(self.case.device))
         return blocks_of(self.kernel, padded(self.case.width), padded(value_width), self.case.dtype, major)
 
 
-def trials(case: Case, candidates: Mapping[str, Sequence[Blocks]] = CANDIDATES) -> list[Trial]:
+def trials(case: Case, candidates: Mapping[str, Sequence[Tiling]] = CANDIDATES) -> list[Trial]:
     """All trials at the sizes of a case; each sets its own task."""
     return [
         Trial(kernel, scheme, replace(case, task=TASKS[kernel]), candidates[kernel])
@@ -71,7 +71,7 @@ def trials(case: Case, candidates: Mapping[str, Sequence[Blocks]] = CANDIDATES) 
     ]
 
 
-def run_once(trial: Trial, blocks: Blocks, seed: int = 0) -> str | None:
+def run_once(trial: Trial, blocks: Tiling, seed: int = 0) -> str | None:
     """Compile and run a candidate once; the reason if it does not work, else None."""
     with override_blocks({trial.kernel: blocks}):
         return why_not(trial.scheme, trial.case, seed)
@@ -95,10 +95,10 @@ def timed_blocks(
     chosen = {}
     for kernel in dict.fromkeys(trial.kernel for trial in trials):
         versions = {trial.scheme.name for trial in trials if trial.kernel == kernel}
-        scores: dict[Blocks, dict[str, float]] = {}
+        scores: dict[Tiling, dict[str, float]] = {}
         for row in rows:
             if row["kernel"] == kernel and row["why"] is None:
-                scores.setdefault(Blocks(*row["blocks"]), {})[row["scheme"]] = row["seconds"]
+                scores.setdefault(Tiling(*row["blocks"]), {})[row["scheme"]] = row["seconds"]
         whole = {blocks: found for blocks, found in scores.items() if found.keys() == versions}
         if whole:
             chosen[kernel] = min(whole, key=lambda blocks: statistics.geometric_mean(whole[blocks].values()))
@@ -111,7 +111,7 @@ def _timed(trial: Trial, *, rounds: int, seconds: float, seed: int) -> list[dict
     repeats = 1 if case.device == "cpu" else STEPS_OF_DECODING if case.decodes else CALLS_ON_GPU
     expected = results_of(trial, usual, seed)
     ways: dict[str, Callable[[], object]] = {}
-    reasons: dict[Blocks, str | None] = {}
+    reasons: dict[Tiling, str | None] = {}
     for blocks in dict.fromkeys((usual, *trial.candidates)):
         why = run_once(trial, blocks, seed)
         if why is None and blocks != usual and not agree(results_of(trial, blocks, seed), expected, case.dtype):
@@ -135,7 +135,7 @@ def _timed(trial: Trial, *, rounds: int, seconds: float, seed: int) -> list[dict
     return rows
 
 
-def _within(trial: Trial, blocks: Blocks, run: Callable[[], object]) -> Callable[[], object]:
+def _within(trial: Trial, blocks: Tiling, run: Callable[[], object]) -> Callable[[], object]:
     def call() -> object:
         with override_blocks({trial.kernel: blocks}):
             return run()
@@ -143,7 +143,7 @@ def _within(trial: Trial, blocks: Blocks, run: Callable[[], object]) -> Callable
     return call
 
 
-def results_of(trial: Trial, blocks: Blocks, seed: int) -> list[Tensor]:
+def results_of(trial: Trial, blocks: Tiling, seed: int) -> list[Tensor]:
     """Results of a trial's call with these blocks."""
     with override_blocks({trial.kernel: blocks}):
         found = work(trial.scheme, trial.case, seed)()

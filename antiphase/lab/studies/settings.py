@@ -43,7 +43,7 @@ class SeedsSettings(ExecutorSettings, ChangeSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextSettings(ChangeSettings):
+class StudyTextSettings(ChangeSettings):
     """Settings of a command that can be given text."""
 
     data: Sequence[str] = flag("File, folder or Hub dataset with text. Repeatable.", default=())
@@ -51,7 +51,7 @@ class TextSettings(ChangeSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PresetSettings(TextSettings):
+class PresetSettings(StudyTextSettings):
     """Settings of a command that trains what a preset says."""
 
     preset: str = preset_flag()

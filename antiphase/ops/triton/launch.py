@@ -46,7 +46,7 @@ LONGEST = MOST_BLOCKS * LEAST_BLOCK
 """Number of tokens that blocks of any size can cover."""
 
 
-class Blocks(NamedTuple):
+class Tiling(NamedTuple):
     """How one kernel divides its work."""
 
     queries: int
@@ -56,41 +56,41 @@ class Blocks(NamedTuple):
 
 
 HALF = {
-    "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 8, 3)),
-    "keys": (Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 1), Blocks(64, 64, 8, 2)),
-    "queries": (Blocks(64, 32, 4, 3), Blocks(64, 32, 4, 2), Blocks(128, 32, 8, 2)),
-    "span": (Blocks(LEAST_BLOCK, 128, 4, 2), Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 32, 4, 2)),
+    "forward": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 8, 3)),
+    "keys": (Tiling(64, 64, 4, 2), Tiling(64, 32, 4, 1), Tiling(64, 64, 8, 2)),
+    "queries": (Tiling(64, 32, 4, 3), Tiling(64, 32, 4, 2), Tiling(128, 32, 8, 2)),
+    "span": (Tiling(LEAST_BLOCK, 128, 4, 2), Tiling(LEAST_BLOCK, 32, 4, 2), Tiling(LEAST_BLOCK, 32, 4, 2)),
 }
 """Block sizes by kernel for widths up to 64 with values up to 128, wider ones with values up to 128 (V2), and wider
 values (V1); for compute capability 9, chosen by time on an H200. There four warps compute 64 rows of a product at
 least, so eight warps on 64 rows compute the same scores twice; only for wider values have four too few registers.
 """
 HALF_BEFORE_9 = {
-    "forward": (Blocks(128, 32, 8, 2), Blocks(32, 64, 8, 1), Blocks(32, 64, 8, 1)),
-    "keys": (Blocks(64, 32, 4, 1), Blocks(64, 32, 8, 1), Blocks(64, 32, 8, 1)),
-    "queries": (Blocks(128, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(64, 32, 8, 2)),
-    "span": (Blocks(LEAST_BLOCK, 64, 4, 3), Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 32, 4, 2)),
+    "forward": (Tiling(128, 32, 8, 2), Tiling(32, 64, 8, 1), Tiling(32, 64, 8, 1)),
+    "keys": (Tiling(64, 32, 4, 1), Tiling(64, 32, 8, 1), Tiling(64, 32, 8, 1)),
+    "queries": (Tiling(128, 32, 8, 2), Tiling(64, 32, 8, 2), Tiling(64, 32, 8, 2)),
+    "span": (Tiling(LEAST_BLOCK, 64, 4, 3), Tiling(LEAST_BLOCK, 32, 4, 2), Tiling(LEAST_BLOCK, 32, 4, 2)),
 }
 HALF_AFTER_9 = {
     **HALF,
-    "forward": (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 8, 2)),
-    "keys": (Blocks(64, 64, 8, 1), Blocks(64, 32, 4, 1), Blocks(32, 64, 8, 1)),
+    "forward": (Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 32, 8, 2)),
+    "keys": (Tiling(64, 64, 8, 1), Tiling(64, 32, 4, 1), Tiling(32, 64, 8, 1)),
 }
 """For earlier and later GPUs, which compute products otherwise: blocks that hardly spill in causal calls
 (``benchmarks/compiled_kernels.py``). They were not chosen by time.
 """
 FULL = {
-    "forward": (Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1), Blocks(16, 32, 4, 1)),
-    "keys": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1), Blocks(16, 32, 8, 1)),
-    "queries": (Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1), Blocks(16, 32, 8, 1)),
-    "span": (Blocks(LEAST_BLOCK, 32, 4, 2), Blocks(LEAST_BLOCK, 16, 4, 2), Blocks(LEAST_BLOCK, 16, 4, 2)),
+    "forward": (Tiling(32, 32, 4, 1), Tiling(16, 32, 4, 1), Tiling(16, 32, 4, 1)),
+    "keys": (Tiling(32, 32, 8, 1), Tiling(16, 32, 8, 1), Tiling(16, 32, 8, 1)),
+    "queries": (Tiling(32, 32, 8, 1), Tiling(16, 32, 8, 1), Tiling(16, 32, 8, 1)),
+    "span": (Tiling(LEAST_BLOCK, 32, 4, 2), Tiling(LEAST_BLOCK, 16, 4, 2), Tiling(LEAST_BLOCK, 16, 4, 2)),
 }
 """For fp32, by the same rule, on all GPUs."""
 
 
 def blocks_of(
     kernel: str, width: int, value_width: int, dtype: torch.dtype, major: int, *, has_mask: bool = False
-) -> Blocks:
+) -> Tiling:
     """Block sizes for padded widths; ``kernel`` is "forward", "keys", "queries" or "span".
 
     ``major`` is the first number of the compute capability. Tiles of a mask need shared memory too, so wide values are
@@ -104,11 +104,11 @@ def blocks_of(
     return found._replace(stages=max(1, found.stages - 1)) if has_mask and value_width > 128 else found
 
 
-_OVERRIDES: dict[str, Blocks] = {}
+_OVERRIDES: dict[str, Tiling] = {}
 
 
 @contextmanager
-def override_blocks(blocks: Mapping[str, Blocks]) -> Iterator[None]:
+def override_blocks(blocks: Mapping[str, Tiling]) -> Iterator[None]:
     """Use these block sizes within the context, whatever the widths, in order to time candidates."""
     before = dict(_OVERRIDES)
     _OVERRIDES.update(blocks)
@@ -222,7 +222,7 @@ class _Call:
         """Heads, value heads, queries, keys."""
         return self.shape.heads, self.shape.value_heads, self.shape.queries, self.shape.keys
 
-    def blocks(self, kernel: str) -> Blocks:
+    def blocks(self, kernel: str) -> Tiling:
         widths = self.constants["BLOCK_D"], self.constants["BLOCK_DV"]
         major = major_capability(self.query.device)
         return blocks_of(kernel, *widths, self.query.dtype, major, has_mask=self.mask is not None)
@@ -265,7 +265,7 @@ def _block_count(length: int, block: int) -> int:
     return count
 
 
-def _options(blocks: Blocks) -> dict[str, int]:
+def _options(blocks: Tiling) -> dict[str, int]:
     return {
         "BLOCK_M": blocks.queries, "BLOCK_N": blocks.keys, "num_warps": blocks.warps, "num_stages": blocks.stages,
     }  # fmt: skip

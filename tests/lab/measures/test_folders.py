@@ -18,7 +18,7 @@ from antiphase.base.errors import InputError
 from antiphase.base.records import Record, finite
 from antiphase.cli.commands import command_of
 from antiphase.lab.catalog import every, measurement_of, measurements
-from antiphase.lab.measures.long_context import LongContext, Point
+from antiphase.lab.measures.long_context import LongContext, LossAt
 from antiphase.lab.measures.perplexity.measure import held_out_perplexity
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.running import evaluate
@@ -152,7 +152,7 @@ def test_a_result_shows_itself_in_a_notebook(tiny_model):
     page = found._repr_html_()
     assert f"{found.rows[0].loss:.3f}" in page
     assert "<img" not in page
-    curve = LongContext(windows=2, length=32, curve=[Point(16, 3.25, [3.0, 3.5]), Point(32, 3.0, [2.5, 3.5])])
+    curve = LongContext(windows=2, length=32, curve=[LossAt(16, 3.25, [3.0, 3.5]), LossAt(32, 3.0, [2.5, 3.5])])
     page = curve._repr_html_()
     assert page.count('<img src="data:image/png;base64,') == 1
     assert "3.250" in page

@@ -11,9 +11,9 @@ from scipy import stats
 
 from antiphase.base.records import Record
 from antiphase.lab.studies.calibrate import measuring
-from antiphase.lab.studies.calibrate.cells import Cell
+from antiphase.lab.studies.calibrate.cells import Graded
 from antiphase.lab.studies.calibrate.controls import random_heads
-from antiphase.lab.studies.calibrate.study import StudySettings, presentation
+from antiphase.lab.studies.calibrate.study import CalibrationStudySettings, presentation
 from antiphase.lab.studies.calibrate.study import measure as studying
 
 COUNT, CHOSEN, JUDGES = 24, 11, 12  # one is the example before each prompt
@@ -54,7 +54,7 @@ class Planted:
         elif key.startswith("kept"):
             score += 0.05 if json.loads(key.removeprefix("kept "))[1] != 4 else 1.5 * NOISE
         numbers = {name: len(task.samples) for name, task in tasks.items()}
-        return Cell(*({name: values[:count] for name, count in numbers.items()} for values in (score, score.log())))
+        return Graded(*({name: values[:count] for name, count in numbers.items()} for values in (score, score.log())))
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def found(calibration_model, monkeypatch, tmp_path):
     """The study's record and the planted scores."""
     monkeypatch.chdir(calibration_model)
     return planted_study(
-        StudySettings(name="model", tasks=["task.yaml"], samples=COUNT, shots=1), monkeypatch, tmp_path
+        CalibrationStudySettings(name="model", tasks=["task.yaml"], samples=COUNT, shots=1), monkeypatch, tmp_path
     )
 
 
@@ -248,7 +248,7 @@ def test_texts_without_examples_have_no_rows_for_them(calibration_model, monkeyp
     (tmp_path / "text.txt").write_text(" ".join(words))
     settings = {"template": "continuation", "data": "text.txt", "length": 16, "continuation": 4}
     (tmp_path / "text.yaml").write_text(yaml.safe_dump(settings))
-    request = StudySettings(name="model", tasks=[str(tmp_path / "text.yaml")], samples=COUNT)
+    request = CalibrationStudySettings(name="model", tasks=[str(tmp_path / "text.yaml")], samples=COUNT)
     values, _, _ = planted_study(request, monkeypatch, tmp_path)
     assert values["rows"]["shots"] == []
     assert values["rows"]["kept heads"][0]["gain"] == pytest.approx(-0.15)

@@ -18,7 +18,7 @@ from antiphase.lab.studies.claims import CLAIM_FILE
 from antiphase.lab.studies.reproduce import ReproduceSettings
 from antiphase.lab.studies.reproduce import measure as module
 from antiphase.lab.studies.reproduce.measure import REQUEST, begin, registered_claim, scale_preset
-from antiphase.lab.studies.reproduce.parts import Work, own_inputs
+from antiphase.lab.studies.reproduce.parts import PaperParts, own_inputs
 from antiphase.lab.studies.reproduce.scales import SCALES
 from antiphase.lab.training.execution.local import LOCAL
 
@@ -39,7 +39,7 @@ def work(tmp_path, request_of):
         folder.mkdir(parents=True)
         for name in ("model.safetensors", "config.json", "tokenizer.json"):
             (folder / name).write_text(f"{arm} {name}")
-    return Work(request_of, scale_preset(request_of), output, lambda message: None, lambda *given: None, LOCAL)
+    return PaperParts(request_of, scale_preset(request_of), output, lambda message: None, lambda *given: None, LOCAL)
 
 
 class Counted:
@@ -264,7 +264,7 @@ def test_prompts_end_where_training_asks_first(request_of, tmp_path):
     for needles, is_shorter in ((4, True), (3, False)):  # tiny measures contexts of up to four needles
         request = replace(request_of, settings=[f"data.needles={needles}"])
         preset = scale_preset(request)
-        work = Work(request, preset, tmp_path / str(needles), lambda message: None, lambda *given: None, LOCAL)
+        work = PaperParts(request, preset, tmp_path / str(needles), lambda message: None, lambda *given: None, LOCAL)
         assert (work.length_asked() < preset.run.data.sequence_length) is is_shorter
 
 

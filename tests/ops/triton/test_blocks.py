@@ -11,7 +11,7 @@ launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is no
 
 from antiphase.lab.speed import block_sizes  # noqa: E402 – it needs Triton
 
-SMALL, OTHER = launch.Blocks(16, 16, 4, 1), launch.Blocks(16, 32, 4, 1)
+SMALL, OTHER = launch.Tiling(16, 16, 4, 1), launch.Tiling(16, 32, 4, 1)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_other_blocks_compute_the_same(kernel, case):
 
 def test_the_quickest_of_both_versions_is_chosen(case, monkeypatch):
     """By the product of both versions' times; what one of them cannot do, or does wrong, is out."""
-    candidates = [SMALL, OTHER, launch.Blocks(32, 16, 4, 1), launch.Blocks(32, 32, 8, 1)]
+    candidates = [SMALL, OTHER, launch.Tiling(32, 16, 4, 1), launch.Tiling(32, 32, 8, 1)]
     made = block_sizes.trials(case, {"forward": candidates})
     clock = {
         str(made[0].usual): 4.0, str(SMALL): 3.0, str(OTHER): 5.0, str(candidates[2]): 1.0, str(candidates[3]): 2.0,
@@ -62,7 +62,7 @@ def test_the_quickest_of_both_versions_is_chosen(case, monkeypatch):
     assert ("V1", tuple(candidates[2]), "out of resources") in whys
     assert any(scheme == "V1" and why == "it computes something else" for scheme, _, why in whys)
     assert all(
-        row["ratio"] == clock[str(launch.Blocks(*row["blocks"]))] / 4.0 for row in found["rows"] if row["why"] is None
+        row["ratio"] == clock[str(launch.Tiling(*row["blocks"]))] / 4.0 for row in found["rows"] if row["why"] is None
     )
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from antiphase.base.errors import InputError
 from antiphase.lab.measures.result import Result
-from antiphase.lab.measures.settings import ModelSettings, chat_flag
+from antiphase.lab.measures.settings import CausalModelSettings, chat_flag
 from antiphase.lab.settings.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class DocumentGainSettings(ModelSettings):
+class DocumentGainSettings(CausalModelSettings):
     """Measure how much likelier a model finds a summary or answer after its own document than after another one.
 
     Needs no judge. Example: [bold]antiphase evaluate document-gain MODEL --data xsum.jsonl --output runs/gain[/]

@@ -10,7 +10,7 @@ from pathlib import Path
 from antiphase.base.errors import InputError
 from antiphase.base.files import read_text
 from antiphase.lab.measures.result import Result
-from antiphase.lab.measures.settings import ModelSettings, chat_flag
+from antiphase.lab.measures.settings import CausalModelSettings, chat_flag
 from antiphase.lab.settings.flags import flag
 
 MODEL, LEAD, GOLD, WRONG = "model", "lead", "gold", "wrong"
@@ -18,7 +18,7 @@ MODEL, LEAD, GOLD, WRONG = "model", "lead", "gold", "wrong"
 
 
 @dataclass(frozen=True, kw_only=True)
-class HallucinationSettings(ModelSettings):
+class HallucinationSettings(CausalModelSettings):
     """Judge whether summaries and answers are supported by their text, and measure how often the judge errs.
 
     Example: [bold]antiphase evaluate hallucination MODEL --data xsum.jsonl --judge JUDGE --output runs/faithful[/]

@@ -85,7 +85,7 @@ SETTINGS = HarnessSettings
 
 
 @dataclass(frozen=True)
-class Metric:
+class TaskMetric:
     """One metric on one task."""
 
     value: float | None
@@ -105,7 +105,7 @@ class MeasuredTask:
     samples: int
     cut: float
     metric: str | None
-    metrics: dict[str, Metric]
+    metrics: dict[str, TaskMetric]
     scores: list[float]
     """The main metric of each sample."""
     guess_rate: float | None
@@ -114,7 +114,7 @@ class MeasuredTask:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RowDifference:
     """Difference from the first model on the same rows."""
 
     value: float
@@ -133,7 +133,7 @@ class TaskScore:
     """Number of rows."""
     metric: str | None
     """Name of the task's main metric."""
-    metrics: dict[str, Metric]
+    metrics: dict[str, TaskMetric]
     guess_rate: float | None = None
     """Accuracy of a uniformly random choice."""
     constant_rate: float | None = None
@@ -142,7 +142,7 @@ class TaskScore:
     """Share of requests truncated at the beginning because they exceed the model's context."""
     version: str | None = None
     """Version of the task."""
-    difference: Difference | None = None
+    difference: RowDifference | None = None
 
     @property
     def value(self) -> float | None:

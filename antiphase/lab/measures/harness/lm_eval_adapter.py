@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.base.errors import InputError, NonFiniteError, nearest
-from antiphase.lab.measures.harness import MeasuredTask, Metric
+from antiphase.lab.measures.harness import MeasuredTask, TaskMetric
 from antiphase.lab.measures.harness.task_code import FLAG, identity, task_code
 from antiphase.lab.scoring.beginnings import is_padded
 from antiphase.lab.scoring.likelihood import check_logits
@@ -266,7 +266,7 @@ def digest(tasks: Mapping[str, Any]) -> str:
 
 def _measured(task: Any, name: str, found: Mapping[str, Any], cut: float) -> MeasuredTask:
     samples, version = found["samples"], found["versions"]
-    metrics: dict[str, Metric] = {}
+    metrics: dict[str, TaskMetric] = {}
     scores: dict[str | None, list[float]] = {}
     for key, value in found["results"].items():
         metric, comma, kind = key.partition(",")
@@ -279,7 +279,7 @@ def _measured(task: Any, name: str, found: Mapping[str, Any], cut: float) -> Mea
         stderr = found["results"].get(f"{metric}_stderr,{kind}")
         counted = bool(each) and set(each) <= {0.0, 1.0}
         interval = list(wilson_interval(round(sum(each)), len(each))) if counted else None
-        metrics[label] = Metric(value, None if isinstance(stderr, str) else stderr, interval)
+        metrics[label] = TaskMetric(value, None if isinstance(stderr, str) else stderr, interval)
         scores[label] = each
     wanted = (PUBLISHED_METRICS.get(name), *MAIN_METRICS)
     main = next((metric for metric in wanted if metric in metrics), next(iter(metrics), None))

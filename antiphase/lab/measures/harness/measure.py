@@ -16,7 +16,7 @@ from antiphase.base.folders.journal import append_line, read_lines
 from antiphase.base.folders.work import Resumable
 from antiphase.base.records import Record, finite
 from antiphase.base.typed import build
-from antiphase.lab.measures.harness import PAPER_TASKS, Difference, Harness, HarnessSettings, MeasuredTask, TaskScore
+from antiphase.lab.measures.harness import PAPER_TASKS, Harness, HarnessSettings, MeasuredTask, RowDifference, TaskScore
 from antiphase.lab.scoring.loading import digest, load_model, origins, wrap_model
 from antiphase.lab.statistics.intervals import mean_interval
 from antiphase.lab.text.tokenization import check_chat_template
@@ -197,7 +197,7 @@ def _compared(rows: Sequence[tuple[str, MeasuredTask]]) -> list[TaskScore]:
         difference = None
         if paired:
             interval = mean_interval(paired)
-            difference = Difference(sum(paired) / len(paired), None if interval is None else list(interval))
+            difference = RowDifference(sum(paired) / len(paired), None if interval is None else list(interval))
         plain = {name: value for name, value in vars(row).items() if name != "scores"}
         found.append(TaskScore(model=model, **plain, difference=difference))
     return found

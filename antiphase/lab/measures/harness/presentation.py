@@ -8,7 +8,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from antiphase.base.records import Record
-from antiphase.lab.measures.harness import Difference, Harness
+from antiphase.lab.measures.harness import Harness, RowDifference
 from antiphase.lab.pages.plots import COLOURS, MARKERS, PERCENT, STYLE, visible
 from antiphase.lab.pages.presentation import Drawing, Presentation
 from antiphase.lab.pages.tables import Column, Table, format_value, interval_text
@@ -135,7 +135,7 @@ def details(read: Harness) -> Table | None:
     return Table(title="Downstream tasks, every metric", columns=columns, rows=lines, note=note)
 
 
-def _difference(difference: Difference | None) -> str | None:
+def _difference(difference: RowDifference | None) -> str | None:
     if difference is None:
         return None
     return f"{difference.value:+.3f} ({interval_text(difference.interval)})"

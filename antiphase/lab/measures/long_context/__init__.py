@@ -20,7 +20,7 @@ SETTINGS = LongContextSettings
 
 
 @dataclass(frozen=True)
-class Point:
+class LossAt:
     """Cumulative loss up to a position."""
 
     position: int
@@ -56,7 +56,7 @@ class LongContext(Result):
 
     windows: int
     length: int
-    curve: list[Point]
+    curve: list[LossAt]
     tail: Tail | None = None
     """None with a single window, because there is no other window's context."""
 

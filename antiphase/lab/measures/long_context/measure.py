@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from antiphase.lab.measures.held_out import contents as contents
 from antiphase.lab.measures.held_out import prepare as prepare
-from antiphase.lab.measures.long_context import LongContext, LongContextSettings, Point, Tail
+from antiphase.lab.measures.long_context import LongContext, LongContextSettings, LossAt, Tail
 from antiphase.lab.measures.parts import UNSTORED, Parts
 from antiphase.lab.scoring.beginnings import forget_length, is_read_in_parts
 from antiphase.lab.scoring.likelihood import finite_losses
@@ -121,7 +121,7 @@ def long_context(
         if bytes_of is not None:
             sizes = torch.tensor([bytes_of(ids[1:position]) for ids in input_ids], dtype=torch.float64)
             bits = float((own[:, : position - 1].sum(1) / sizes).mean() / torch.log(torch.tensor(2.0)))
-        curve.append(Point(position, float(at.mean()), _listed(mean_interval(at.tolist())), bits))
+        curve.append(LossAt(position, float(at.mean()), _listed(mean_interval(at.tolist())), bits))
     tail = None if count == 1 else _tail(model, input_ids, own, opening, parts)
     return LongContext(windows=count, length=length, curve=curve, tail=tail)
 

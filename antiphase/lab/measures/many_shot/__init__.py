@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 from antiphase.base.errors import InputError
 from antiphase.lab.measures.result import Result
-from antiphase.lab.measures.settings import ModelSettings, chat_flag
+from antiphase.lab.measures.settings import CausalModelSettings, chat_flag
 from antiphase.lab.settings.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManyShotSettings(ModelSettings):
+class ManyShotSettings(CausalModelSettings):
     """In-context learning: accuracy by number of labelled examples, and over orders of the examples.
 
     Example: [bold]antiphase evaluate many-shot MODEL --task trec.yaml --shots 1,4,16 --output runs/shots[/]

@@ -50,7 +50,7 @@ class Trend:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair(Size):
+class PairedDifference(Size):
     """Paired difference between a model and the first one on the same contexts."""
 
     arm: str
@@ -81,7 +81,7 @@ class Needles(Result):
     summary: list[Accuracy]
     crossings: list[Crossing] = field(default_factory=list)
     trends: list[Trend] = field(default_factory=list)
-    paired: list[Pair] = field(default_factory=list)
+    paired: list[PairedDifference] = field(default_factory=list)
 
 
 RESULT = Needles

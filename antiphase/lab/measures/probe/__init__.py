@@ -57,7 +57,7 @@ class Figures:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadFigures(Figures):
+class ProbedMap(Figures):
     """Measurements of one map."""
 
     head: int
@@ -101,7 +101,7 @@ class Probe(Result):
     judged_positions: int
     """Number of positions that enough queries see, in every layer."""
     layers: list[Figures]
-    heads: list[HeadFigures]
+    heads: list[ProbedMap]
     positions: ByPosition
     tokens: list[TokenSinks]
     """Tokens, ordered by how often they are sinks."""

@@ -15,7 +15,7 @@ from antiphase.attention.statistics import UNSPENT, AttentionStatistics, attenti
 from antiphase.base.errors import InputError, named
 from antiphase.lab.measures.held_out import check_words, tokens_of
 from antiphase.lab.measures.parts import UNSTORED, Parts
-from antiphase.lab.measures.probe import ByPosition, Figures, HeadFigures, Probe, ProbeSettings, TokenSinks
+from antiphase.lab.measures.probe import ByPosition, Figures, Probe, ProbedMap, ProbeSettings, TokenSinks
 from antiphase.lab.scoring.lengths import context_length
 from antiphase.lab.scoring.likelihood import TOKENS_AT_ONCE
 from antiphase.lab.scoring.loading import LoadedModel
@@ -145,7 +145,7 @@ def sinks_on_text(
             for index, layer in enumerate(layers)
         ],
         heads=[
-            HeadFigures(layer=layer, head=head, **{name: float(means[name][index, head]) for name in by_layer})
+            ProbedMap(layer=layer, head=head, **{name: float(means[name][index, head]) for name in by_layer})
             for index, layer in enumerate(layers)
             for head in range(means["sinks"].shape[1])
         ],

@@ -47,7 +47,7 @@ SETTINGS = SeveralSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class FinishedMeasurement:
     """A finished measurement."""
 
     model: str
@@ -61,7 +61,7 @@ class Measured:
 class Several(Result):
     """Result of ``antiphase evaluate several``: where the records lie."""
 
-    rows: list[Measured]
+    rows: list[FinishedMeasurement]
 
 
 RESULT = Several

@@ -19,7 +19,7 @@ from antiphase.base.records import PAGE, Record
 from antiphase.base.typed import build
 from antiphase.lab.catalog import Measurement, measurements
 from antiphase.lab.measures.inputs import model_content, task_content
-from antiphase.lab.measures.several import Measured, Several, SeveralSettings
+from antiphase.lab.measures.several import FinishedMeasurement, Several, SeveralSettings
 from antiphase.lab.settings.flags import flags_of, kept_settings, words_of
 from antiphase.lab.training.execution.choice import executor_of
 from antiphase.lab.training.execution.executor import Command
@@ -98,7 +98,7 @@ def _content(path: str) -> str:
 def finished(tasks: Sequence[Evaluation]) -> Several:
     """The result of tasks whose records are there."""
     return Several(rows=[
-        Measured(
+        FinishedMeasurement(
             model=task.model, measurement=task.measurement.name, folder=task.name,
             seconds=Record.load(task.folder).seconds or 0.0,
         )

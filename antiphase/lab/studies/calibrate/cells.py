@@ -49,7 +49,7 @@ class LabelScores:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Graded:
     """Scores of every sample in one setting."""
 
     metric: Scores
@@ -97,7 +97,7 @@ def scored(model: PreTrainedModel, tasks: Mapping[str, Task], *, stepwise: bool,
     return found
 
 
-def cell_of(found: Mapping[str, Any], tasks: Mapping[str, Task]) -> Cell:
+def cell_of(found: Mapping[str, Any], tasks: Mapping[str, Task]) -> Graded:
     """What ``scored`` found, as tensors."""
     metric, log_probability = (
         {name: torch.tensor(values, dtype=torch.float64) for name, values in found[kind].items()}
@@ -111,7 +111,7 @@ def cell_of(found: Mapping[str, Any], tasks: Mapping[str, Task]) -> Cell:
         )
         for name, values in found["labels"].items()
     }
-    return Cell(metric, log_probability, labels)
+    return Graded(metric, log_probability, labels)
 
 
 class Cells:
@@ -127,7 +127,7 @@ class Cells:
         model: PreTrainedModel,
         tasks: Mapping[str, Task],
         setting: Callable[[], AbstractContextManager[None]],
-    ) -> Cell:
+    ) -> Graded:
         """The scores of all samples in a setting.
 
         Raises:

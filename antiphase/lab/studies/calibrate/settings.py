@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.base.errors import InputError
-from antiphase.lab.measures.settings import ModelSettings, chat_flag
+from antiphase.lab.measures.settings import CausalModelSettings, chat_flag
 from antiphase.lab.settings.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings(ModelSettings):
+class TaskSettings(CausalModelSettings):
     """Settings of a command that gives tasks to a model."""
 
     tasks: Sequence[str] = flag(

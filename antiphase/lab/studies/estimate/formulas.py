@@ -46,7 +46,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ModelSizes:
     """What the memory of a model depends on."""
 
     config: AntiphaseConfig
@@ -150,7 +150,7 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.gathered
 
 
-def kept_by_block(sizes: Sizes, step: Step) -> int:
+def kept_by_block(sizes: ModelSizes, step: Step) -> int:
     """Bytes that the forward pass of a block keeps for its backward pass.
 
     Each operation keeps what its derivative reads: a norm its input (the residual stream, h, fp32), a product its input
@@ -219,7 +219,7 @@ def has_head_norm(config: AntiphaseConfig) -> bool:
     return config.attention_type == "differential" if config.head_norm is None else bool(config.head_norm)
 
 
-def activations(sizes: Sizes, step: Step) -> int:
+def activations(sizes: ModelSizes, step: Step) -> int:
     """Bytes of all that the forward pass keeps when the loss is known.
 
     L blocks, or with checkpoints their inputs (h, fp32) and, once the backward pass has computed it again, one block;
@@ -232,7 +232,7 @@ def activations(sizes: Sizes, step: Step) -> int:
     return blocks + hidden * (3 * FULL + (step.width if step.is_half else 0))
 
 
-def logits(sizes: Sizes, step: Step) -> int:
+def logits(sizes: ModelSizes, step: Step) -> int:
     """Bytes of the loss when most of them are held: three times the logits in fp32.
 
     The forward pass keeps the log-softmax; the backward pass forms the gradient by it, and from both the gradient by
@@ -242,7 +242,7 @@ def logits(sizes: Sizes, step: Step) -> int:
     return 3 * FULL * predicted * int(sizes.config.vocab_size)
 
 
-def in_block(sizes: Sizes, step: Step) -> int:
+def in_block(sizes: ModelSizes, step: Step) -> int:
     """Bytes of activations in the backward pass of a block when most are held.
 
     That is in SwiGLU: the last product's derivative has given the gradient of its input (f), whose kept value (f) is
@@ -255,7 +255,7 @@ def in_block(sizes: Sizes, step: Step) -> int:
     return kept_by_block(sizes, step) + step.tokens * gradients
 
 
-def memory(sizes: Sizes, step: Step) -> Memory:
+def memory(sizes: ModelSizes, step: Step) -> Memory:
     """What one GPU holds at the moment when it holds most.
 
     Weights and Adam's two moments are fp32 and stay: 4 P / S and 8 P / S. Gradients (4 P / S) appear as the backward
@@ -311,7 +311,7 @@ def memory(sizes: Sizes, step: Step) -> Memory:
     return max(found, key=lambda one: one.total)
 
 
-def gathered(sizes: Sizes, step: Step) -> int:
+def gathered(sizes: ModelSizes, step: Step) -> int:
     """Bytes of weights that exist beside the shards.
 
     ``fully_shard`` gathers a unit before it is used and frees it afterwards, except the outermost, which stays. When
@@ -338,7 +338,7 @@ class Communication:
     """Of the terms of the halves of blocks, if GPUs divide the heads."""
 
 
-def communication(sizes: Sizes, step: Step) -> Communication:
+def communication(sizes: ModelSizes, step: Step) -> Communication:
     """Bytes of one step.
 
     Sharded, a pass gathers each block twice, before its forward and before its backward pass, and what lies outside the

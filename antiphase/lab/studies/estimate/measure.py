@@ -15,7 +15,7 @@ from antiphase.base.folders.ownership import check_empty, make_folder
 from antiphase.base.records import Record, finite
 from antiphase.lab.settings.presets import Preset, RunSettings, arm_run, load_preset
 from antiphase.lab.studies.estimate import GIGA, GPUS, EstimatedRun, Estimates, EstimateSettings
-from antiphase.lab.studies.estimate.formulas import Memory, Shape, Sizes, Step, communication, memory
+from antiphase.lab.studies.estimate.formulas import Memory, ModelSizes, Shape, Step, communication, memory
 from antiphase.lab.studies.estimate.operations import forward_flops
 from antiphase.lab.training.distributed import mesh_sizes
 from antiphase.lab.training.run_model import check_mesh, sized_config, why_undivided
@@ -63,7 +63,7 @@ def estimated(preset: Preset, fleet: EstimateSettings) -> list[EstimatedRun]:
     return [_estimated(arm, arm_run(preset.run, preset.compare, arm, seed=0), fleet) for arm in preset.compare.arms]
 
 
-def sizes_of(run: RunSettings) -> tuple[AntiphaseForCausalLM, Sizes]:
+def sizes_of(run: RunSettings) -> tuple[AntiphaseForCausalLM, ModelSizes]:
     """The model of a run on the meta device, which needs no memory, and the sizes of what a copy has."""
     config = sized_config(run, vocab_size=run.data.vocabulary_size)
     if not isinstance(config, AntiphaseConfig):
@@ -71,7 +71,7 @@ def sizes_of(run: RunSettings) -> tuple[AntiphaseForCausalLM, Sizes]:
     return _sized(config)
 
 
-def part_of(run: RunSettings) -> Sizes:
+def part_of(run: RunSettings) -> ModelSizes:
     """What one of the GPUs has that divide the heads (``training.mesh.tensor``): a model of so many heads fewer."""
     config, count = sizes_of(run)[1].config, run.training.mesh.tensor
     assert config.num_key_value_heads  # the configuration has filled it in
@@ -82,7 +82,7 @@ def part_of(run: RunSettings) -> Sizes:
     return _sized(config)[1]
 
 
-def _sized(config: AntiphaseConfig) -> tuple[AntiphaseForCausalLM, Sizes]:
+def _sized(config: AntiphaseConfig) -> tuple[AntiphaseForCausalLM, ModelSizes]:
     with torch.device("meta"):
         model = AntiphaseForCausalLM(config)
     inside = {id(parameter) for parameter in model.model.layers.parameters()}
@@ -91,7 +91,7 @@ def _sized(config: AntiphaseConfig) -> tuple[AntiphaseForCausalLM, Sizes]:
     block = tuple(_shape(one, is_rounded=id(one) in rounded) for one in model.model.layers[0].parameters())
     outside = tuple(_shape(parameter) for parameter in model.parameters() if id(parameter) not in inside)
     linear = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
-    return model, Sizes(config, block, outside, linear)
+    return model, ModelSizes(config, block, outside, linear)
 
 
 def step_of(run: RunSettings, *, gpus: int, shard: int, context: int = 1) -> Step:
@@ -111,7 +111,7 @@ def _most_sequences(run: RunSettings, *, groups: int) -> int:
     return -(-run.training.batch_size // groups)
 
 
-def chosen_mesh(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> tuple[Step, Memory, str]:
+def chosen_mesh(sizes: ModelSizes, run: RunSettings, fleet: EstimateSettings) -> tuple[Step, Memory, str]:
     """The division that fits with the fewest GPUs to a sequence and to a copy, because less is sent the fewer, and why.
 
     A copy is divided over some GPUs of a node, over a node, or over some nodes; a sequence over GPUs of a node. What
@@ -164,7 +164,7 @@ def _is_given(run: RunSettings) -> bool:
     return run.training.mesh.shard > 1 or run.training.mesh.replicate is not None
 
 
-def _contexts(sizes: Sizes, run: RunSettings, fleet: EstimateSettings) -> list[int]:
+def _contexts(sizes: ModelSizes, run: RunSettings, fleet: EstimateSettings) -> list[int]:
     """Numbers of GPUs that can share a sequence and leave each group of them one: the run's own, or any in a node."""
     given, gpus = run.training.mesh.context, fleet.gpus // run.training.mesh.tensor
     numbers = [given] if given > 1 or _is_given(run) else range(1, fleet.gpus_per_node // run.training.mesh.tensor + 1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from antiphase.lab.settings.flags import argument, flag
-from antiphase.lab.studies.settings import TextSettings
+from antiphase.lab.studies.settings import StudyTextSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExtendSettings(TextSettings):
+class ExtendSettings(StudyTextSettings):
     """Continue training a finished run on longer sequences, with a raised RoPE base.
 
     Settings are those of MODEL's own training with a tenth of its steps, except what --set changes.

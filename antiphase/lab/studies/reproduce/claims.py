@@ -17,7 +17,7 @@ from antiphase.lab.studies.reproduce.readings import Floor, Found, Series
 
 
 @dataclass(frozen=True)
-class Claim:
+class PaperClaim:
     """One claim of the paper."""
 
     name: str
@@ -47,27 +47,27 @@ class Claim:
 PRIMARY = "Language modelling: lower held-out loss at equal size and tokens"
 """The claim that a reproduction is made for before all others."""
 CLAIMS = (
-    Claim(
+    PaperClaim(
         "Downstream tasks: higher accuracy", "harness", "Tables 1 and 8",
         "mean of seven tasks, zero-shot 55.4 → 56.2, five-shot 56.4 → 58.0 (350B tokens)",
         "mean of the tasks given and their numbers of examples",
         Metric("accuracy", "points", lower_is_better=False, digits=1, is_share=True), readings.downstream,
         readings.without_reading, effect=0.008,
     ),
-    Claim(
+    PaperClaim(
         PRIMARY, "compare", "Figure 3, Table 6",
         "3.087 → 3.062 at 1.4B; 6.8B as good as 11B, 160B tokens as 251B", "held-out text",
         Metric("held-out loss", NATS, lower_is_better=True, digits=4), readings.compared("held-out loss"),
         effect=PAPER_LOSS,
     ),
-    Claim(
+    PaperClaim(
         "Long context: more gained from context", "long-context", "Figure 4", "loss lower at every length to 64K",
         "loss of the last eighth of the length of training behind as many tokens, minus that behind the whole window; "
         "no model was extended",
         Metric("gain from context", NATS, lower_is_better=False, digits=4),
         readings.gained, guard=abilities.knows_gain, abilities=abilities.no_higher_at_the_end,
     ),
-    Claim(
+    PaperClaim(
         "Key information retrieval: more of several needles found", "needles", "Table 2",
         "R = 2, N = 2: 85 → 92; N = 4: 62 → 84; N = 6: 55 → 85 (4K tokens)",
         "R = 1, needles anywhere; mean over the N where the models are off floor and ceiling: {cells}",
@@ -76,25 +76,25 @@ CLAIMS = (
         lambda found: readings.pooled(readings.telling_cells(found).values()), abilities.can_tell,
         cells=readings.counted, effect=0.07,
     ),
-    Claim(
+    PaperClaim(
         "Attention allocation: more on the answer", "allocation", "Table 3", "3 to 9 → 27 to 40 by depth",
         "share of Σ|A|, the needle anywhere",
         Metric("share on the answer", "points", lower_is_better=False, digits=1, is_share=True),
         readings.allocated("answer"), guard=abilities.was_asked, abilities=abilities.finding, effect=0.18,
     ),
-    Claim(
+    PaperClaim(
         "Attention allocation: less on noise", "allocation", "Table 3", "49 to 54 → 1 to 2 by depth",
         "share of Σ|A| on other needles and filler",
         Metric("share on noise", "points", lower_is_better=True, digits=1, is_share=True),
         readings.allocated(*NOISE), guard=abilities.was_asked, abilities=abilities.finding, effect=-0.47,
     ),
-    Claim(
+    PaperClaim(
         "In-context learning: higher many-shot accuracy", "many-shot", "Figure 6", "5.2 to 21.6 points higher",
         "words with meaningless labels, as in training, with the largest number of examples at this scale",
         Metric("accuracy", "points", lower_is_better=False, digits=1, is_share=True),
         readings.most_shots, readings.majority, effect=0.052,
     ),
-    Claim(
+    PaperClaim(
         "In-context learning: less spread over orders of the examples", "many-shot", "Figure 7",
         "best minus worst of random orders on TREC: 19.0 → 4.0",
         "the same words; answers that flip between two orders, over 2p(1-p), the share for random answers of the same "
@@ -102,25 +102,25 @@ CLAIMS = (
         Metric("flips over those by chance", "", lower_is_better=True, digits=3),
         readings.flips, guard=abilities.has_orders, abilities=abilities.naming_labels,
     ),
-    Claim(
+    PaperClaim(
         "Contextual hallucination: more outputs that are true of the text", "hallucination", "Table 4",
         "XSum 44 → 53, CNN/DM 32 → 41, MultiNews 42 → 61", "the given data sets, judged by the given judge",
         Metric("true outputs", "points", lower_is_better=False, digits=1, is_share=True),
         readings.faithful, readings.untrue, abilities.is_judged, effect=0.09,
     ),
-    Claim(
+    PaperClaim(
         "Outliers: smaller largest attention logit", "outliers", "Table 5", "318.0 → 38.8", "over all layers",
         Metric("largest attention logit", "", lower_is_better=True, digits=2),
         readings.largest("attention logits"),
         abilities=lambda found: abilities.equally_trained(found, found.outliers),
     ),
-    Claim(
+    PaperClaim(
         "Outliers: smaller largest hidden state", "outliers", "Table 5", "3608.6 → 1688.2", "over all layers",
         Metric("largest hidden state", "", lower_is_better=True, digits=2),
         readings.largest("hidden states"),
         abilities=lambda found: abilities.equally_trained(found, found.outliers),
     ),
-    Claim(
+    PaperClaim(
         "Quantization: less lost with 4-bit attention logits", "quantization", "Figure 8",
         "differential with 4 bits as good as softmax with 6, in accuracy on HellaSwag", "in loss on held-out text",
         Metric("loss added by 4 bits", NATS, lower_is_better=True, digits=4),

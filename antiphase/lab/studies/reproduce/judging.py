@@ -10,7 +10,7 @@ from antiphase.lab.studies.metrics import CEILING, FLOOR_MARGIN, compare_metric
 from antiphase.lab.studies.outcomes import LearnedThreshold, learned_words
 from antiphase.lab.studies.reproduce import Judgement
 from antiphase.lab.studies.reproduce.abilities import NO_ROOM, failing
-from antiphase.lab.studies.reproduce.claims import CLAIMS, Claim
+from antiphase.lab.studies.reproduce.claims import CLAIMS, PaperClaim
 from antiphase.lab.studies.reproduce.readings import ARM, BASELINE, Floor, Found, Series
 
 
@@ -20,7 +20,7 @@ def judge_all(found: Found, why_missing: Mapping[str, str], *, diverged: Sequenc
 
 
 def judge(
-    claim: Claim, found: Found, why_missing: Mapping[str, str], *, diverged: Sequence[int] = ()
+    claim: PaperClaim, found: Found, why_missing: Mapping[str, str], *, diverged: Sequence[int] = ()
 ) -> Judgement:  # fmt: skip
     """Both arms' means, their paired difference with interval and MDE, and a word beside the paper's effect.
 
@@ -68,7 +68,7 @@ def judge(
     return replace(row, verdict=said.word, reason=", ".join(filter(None, [said.reason, *blind])))
 
 
-def _with_numbers(row: Judgement, claim: Claim, found: Found, series: Series, floor: Floor | None) -> Judgement:
+def _with_numbers(row: Judgement, claim: PaperClaim, found: Found, series: Series, floor: Floor | None) -> Judgement:
     """The row with what was measured."""
     threshold = None if floor is None else LearnedThreshold.of(floor.guess)
     entry = compare_metric(claim.metric, series, BASELINE, threshold=threshold)

@@ -39,7 +39,7 @@ from antiphase.lab.studies.reproduce import (
 )
 from antiphase.lab.studies.reproduce.claims import CLAIMS, PRIMARY, UNJUDGED
 from antiphase.lab.studies.reproduce.judging import judge_all
-from antiphase.lab.studies.reproduce.parts import Work, check_own
+from antiphase.lab.studies.reproduce.parts import PaperParts, check_own
 from antiphase.lab.studies.reproduce.readings import ARM, ARMS, BASELINE, Found, run_part
 from antiphase.lab.studies.reproduce.scales import SCALES, estimate
 from antiphase.lab.text.corpora import fingerprint
@@ -135,7 +135,7 @@ def reproduce(
     started = time.perf_counter()
     with only_one(output):
         claim = registered_claim(output)
-        work = Work(settings, preset, output, say, report, executor)
+        work = PaperParts(settings, preset, output, say, report, executor)
         found: dict[str, list[Record]] = {}
         missing = settings.missing()
         for part, title in TITLES.items():

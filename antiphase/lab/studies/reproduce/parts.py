@@ -85,7 +85,7 @@ def _hallucination(settings: ReproduceSettings, name: str, **more: Any) -> Hallu
     return HallucinationSettings(name=name, data=list(settings.judge_data), judge=settings.judge, **more)
 
 
-class Work:
+class PaperParts:
     """The parts of a reproduction, each in its folder and done once."""
 
     def __init__(

@@ -67,7 +67,7 @@ SCALES = {
 
 
 @dataclass(frozen=True)
-class Estimate:
+class Announcement:
     """What is announced before the start."""
 
     runs: int
@@ -78,7 +78,7 @@ class Estimate:
     """About; None on a machine that the scale is not for."""
 
 
-def estimate(name: str, parts: Sequence[str], preset: Preset, cores: int) -> Estimate:
+def estimate(name: str, parts: Sequence[str], preset: Preset, cores: int) -> Announcement:
     """Runs and tokens to train, and how long that takes."""
     scale, training, arms = SCALES[name], preset.run.training, len(preset.compare.arms)
     runs = arms * len(preset.compare.seeds)
@@ -95,4 +95,4 @@ def estimate(name: str, parts: Sequence[str], preset: Preset, cores: int) -> Est
     at_once = min(max(1, torch.cuda.device_count()) if on_gpu else cores, runs)
     known = on_gpu or not scale.for_gpu
     minutes = tokens / scale.tokens_a_second / at_once / 60 if known else None
-    return Estimate(runs, len(short), tokens, minutes)
+    return Announcement(runs, len(short), tokens, minutes)

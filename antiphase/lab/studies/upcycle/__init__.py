@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from antiphase.lab.settings.flags import argument, flag
-from antiphase.lab.studies.settings import SeedsSettings, TextSettings
+from antiphase.lab.studies.settings import SeedsSettings, StudyTextSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpcycleSettings(SeedsSettings, TextSettings):
+class UpcycleSettings(SeedsSettings, StudyTextSettings):
     """Continue training a softmax model on the same tokens: as it is, as differential V2, and as V2's control.
 
     Settings are those of MODEL's own training, except what --set changes. A converted model has none: it takes those of

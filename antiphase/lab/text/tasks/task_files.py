@@ -26,7 +26,7 @@ NO_DATA = "data is missing: the file, folder or Hub dataset that the task reads"
 
 
 @dataclass(kw_only=True)
-class TaskSettings:
+class TaskFileSettings:
     """The settings of a task file."""
 
     kind: Literal["classification", "choice", "answer", "continuation", "needles"]
@@ -93,7 +93,7 @@ def template_names() -> list[str]:
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
-def read_task(path: str) -> tuple[TaskSettings, Path]:
+def read_task(path: str) -> tuple[TaskFileSettings, Path]:
     """The settings of a task file, and the folder to which its paths are relative. A table is classified by its label.
 
     ``template: NAME`` in the file takes the values that it does not set from a shipped template (or another file).
@@ -117,20 +117,20 @@ def read_task(path: str) -> tuple[TaskSettings, Path]:
             raise InputError(unknown, field="task", path=path)
         tree = {"name": str(template), **base, **tree}
     with within("task", path):
-        settings = build(TaskSettings, tree)
+        settings = build(TaskFileSettings, tree)
         _check(settings)
     settings.name = settings.name or Path(path).stem
     return settings, Path(path).parent
 
 
-def _of_table(path: Path) -> TaskSettings:
+def _of_table(path: Path) -> TaskFileSettings:
     """The task of naming the label of each text in a table."""
     rows = labelled_rows(str(path), field="task")
     text, label = text_and_label(rows, remedies={"text": IN_A_FILE, "label": IN_A_FILE})
     if strange := next((name for name in (text, label) if not name.isidentifier()), None):
         raise InputError(f"{rows[0].place}: the column {strange!r} has no name that a template takes", "rename it")
     prompt = f"{{{{ {text} }}}}\nLabel:"
-    return TaskSettings(kind="classification", name=path.stem, data=path.name, prompt=prompt, target=label)
+    return TaskFileSettings(kind="classification", name=path.stem, data=path.name, prompt=prompt, target=label)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return read_yaml(path, "task", f"a task is a YAML file such as 'template: NAME' (one of {known}) and 'data: FILE'")
 
 
-def _check(settings: TaskSettings) -> None:
+def _check(settings: TaskFileSettings) -> None:
     for name, number, least in (
         ("shots", settings.shots, 0),
         ("max_new_tokens", settings.max_new_tokens, 1),

@@ -21,7 +21,7 @@ from antiphase.lab.settings.presets import RunSettings
 from antiphase.lab.text.labelled import Row, column_of, labelled_rows, warn_of_empty
 from antiphase.lab.text.tasks.answers import exact_match, f1, normalized
 from antiphase.lab.text.tasks.samples import Sample, Task
-from antiphase.lab.text.tasks.task_files import TaskSettings, read_task
+from antiphase.lab.text.tasks.task_files import TaskFileSettings, read_task
 from antiphase.lab.text.tasks.text_tasks import continuations, needles
 from antiphase.lab.text.tokenization import in_chat, last_words, line_breaks, opened_tokens, tokens_after
 
@@ -82,7 +82,7 @@ class LabelledTask:
 
     def __init__(
         self,
-        settings: TaskSettings,
+        settings: TaskFileSettings,
         folder: Path,
         tokenizer: PreTrainedTokenizerBase,
         longest: int | None,

@@ -16,13 +16,13 @@ from antiphase.lab.text.corpora import COLUMN_REMEDY, documents
 from antiphase.lab.text.prepare import symbols
 from antiphase.lab.text.retrieval import Language, RetrievalTask, TextLanguage
 from antiphase.lab.text.tasks.samples import Sample, Task
-from antiphase.lab.text.tasks.task_files import NO_DATA, TaskSettings
+from antiphase.lab.text.tasks.task_files import NO_DATA, TaskFileSettings
 from antiphase.lab.text.tokenization import opening_of_text
 
 NEEDLES, LENGTH, PASSAGE = 4, 512, 96
 
 
-def _text_tokens(settings: TaskSettings, folder: Path, tokenizer: PreTrainedTokenizerBase) -> numpy.ndarray:
+def _text_tokens(settings: TaskFileSettings, folder: Path, tokenizer: PreTrainedTokenizerBase) -> numpy.ndarray:
     """Token ids of all documents of the task's data, concatenated."""
     local = folder / str(settings.data)
     with naming({COLUMN_REMEDY: "call the one that holds the text 'text'"}):
@@ -31,7 +31,7 @@ def _text_tokens(settings: TaskSettings, folder: Path, tokenizer: PreTrainedToke
 
 
 def continuations(
-    settings: TaskSettings,
+    settings: TaskFileSettings,
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
     samples: int,
@@ -79,7 +79,7 @@ def continuations(
 
 
 def needles(
-    settings: TaskSettings,
+    settings: TaskFileSettings,
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
     samples: int,

@@ -21,7 +21,7 @@ ENDED = (130, -signal.SIGINT, *(code for number in TERMINATIONS for code in (128
 """Exit codes of processes that were asked to end."""
 
 
-class Task(Protocol):
+class FolderTask(Protocol):
     """Work whose result is a folder."""
 
     @property
@@ -53,7 +53,7 @@ class Task(Protocol):
         """Pass its progress on."""
 
 
-def run_tasks(tasks: Sequence[Task], pool: Pool, *, stopped: str = "finished runs are kept") -> None:
+def run_tasks(tasks: Sequence[FolderTask], pool: Pool, *, stopped: str = "finished runs are kept") -> None:
     """Run every task that has no result yet.
 
     A process that a killed command left behind, and that is still going, counts as one of the pool; it is waited for.
@@ -67,8 +67,8 @@ def run_tasks(tasks: Sequence[Task], pool: Pool, *, stopped: str = "finished run
         BrokenRunError: a process broke; the message names its log, and the others were asked to end and have.
     """
     waiting = list(tasks)
-    running: dict[Task, Running] = {}
-    logs: dict[Task, Path] = {}
+    running: dict[FolderTask, Running] = {}
+    logs: dict[FolderTask, Path] = {}
     with ExitStack() as stack:
         stack.enter_context(_terminated_like_ctrl_c())
         stack.callback(_stop, running)
@@ -100,7 +100,7 @@ def run_tasks(tasks: Sequence[Task], pool: Pool, *, stopped: str = "finished run
             raise Interrupted(stopped) from None
 
 
-def _check_code(task: Task, code: int, log: Path) -> None:
+def _check_code(task: FolderTask, code: int, log: Path) -> None:
     if code in task.accepted:
         return
     lines = [line.rstrip() for line in log.read_text(encoding="utf-8", errors="replace").split("\n") if line.strip()]
@@ -129,7 +129,7 @@ def _terminated_like_ctrl_c() -> Iterator[None]:
         yield
 
 
-def _stop(running: dict[Task, Running]) -> None:
+def _stop(running: dict[FolderTask, Running]) -> None:
     """Ask the running processes to write a checkpoint and end, and wait for them."""
     for process in running.values():
         process.stop()

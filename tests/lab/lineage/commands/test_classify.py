@@ -156,13 +156,13 @@ def test_folds_test_every_row_once(antiphase, tmp_path):
 
 def test_models_of_a_seed_share_its_split_and_another_seed_has_another(antiphase, tmp_path, monkeypatch):
     seen = {}
-    judged = study.Study.judged
+    judged = study.ClassifyRuns.judged
 
     def spy(self, predicted, targets, parts):
         seen.setdefault(parts.seed, set()).add(tuple(e.place for e in parts.test))
         return judged(self, predicted, targets, parts)
 
-    monkeypatch.setattr(study.Study, "judged", spy)
+    monkeypatch.setattr(study.ClassifyRuns, "judged", spy)
     assert antiphase(f"classify --train train.txt --model rnn,lstm --seeds 3,4 {SMALL} --output r")[0] == 0
     assert [len(splits) for splits in seen.values()] == [1, 1]
     assert seen[3] != seen[4]

@@ -207,7 +207,7 @@ def test_a_text_without_a_token_is_refused_by_its_line(tmp_path):
     tokenizer = study.train_words(["a b"], 4)
     tokenizer.add_special_tokens({"eos_token": "<|end|>"})
     pairs = [study.Pair("there, line 1", "a", "b"), study.Pair("there, line 2", "a", "\u3000")]
-    worker = study.Study(TranslateSettings(), torch.device("cpu"), tmp_path)
+    worker = study.TranslateRuns(TranslateSettings(), torch.device("cpu"), tmp_path)
     tokenizer.bos_token = tokenizer.eos_token
     model = TRANSLATORS["transformer"].build(tokenizer, seed=0)
     with pytest.raises(InputError, match="there, line 2: the target has no token"):

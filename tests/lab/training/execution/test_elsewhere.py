@@ -129,7 +129,7 @@ def test_what_is_finished_stays_when_a_job_fails(tmp_path, elsewhere):
 def half(tmp_path):
     """A study of one part with two runs, of which one was moved when the study was killed; and what was asked for."""
     request = ClassifySettings(train=["t"], seeds=(0,))
-    part = finished_runs.Part("cnn-seed0", request, ["cnn-seed0-fold0", "cnn-seed0-fold1"], "abc")
+    part = finished_runs.RunGroup("cnn-seed0", request, ["cnn-seed0-fold0", "cnn-seed0-fold1"], "abc")
     own = tmp_path / finished_runs.JOBS / "cnn-seed0"
     for place in (tmp_path / "cnn-seed0-fold0", own / "cnn-seed0-fold1"):
         place.mkdir(parents=True)

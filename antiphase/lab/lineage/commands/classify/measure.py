@@ -43,7 +43,7 @@ from antiphase.lab.lineage.data.labelled_texts import (
 )
 from antiphase.lab.lineage.data.text_batches import EncodedTexts, encode
 from antiphase.lab.lineage.data.vocabularies import TOKENIZERS, content_of_own, train_words
-from antiphase.lab.lineage.finished_runs import Part, check_lengths, load_or_run_each, make_elsewhere, save_run
+from antiphase.lab.lineage.finished_runs import RunGroup, check_lengths, load_or_run_each, make_elsewhere, save_run
 from antiphase.lab.lineage.models.word_vectors import set_word_vectors
 from antiphase.lab.lineage.named_models import alone
 from antiphase.lab.lineage.results import ClassificationScore
@@ -64,7 +64,7 @@ from antiphase.models.sources.tokenizers import load_tokenizer
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunTexts:
     """Training, development and test parts of one seed and fold."""
 
     seed: int
@@ -101,7 +101,7 @@ def classify(
             content = _content(request, examples, test)
             changed = "the labelled texts, the tokenizer or the word vectors have changed"
             work.begin({"content": content}, {"content": changed})
-            study = Study(request, labels, device, output, content)
+            study = ClassifyRuns(request, labels, device, output, content)
             is_trained = request.tokenizer in TOKENIZERS and request.tokenizer != "words"  # on the texts of each part
             for parts in splits if is_trained else splits[:1]:
                 study.check(classifiers, parts)
@@ -139,20 +139,20 @@ def _content(request: ClassifySettings, examples: Sequence[Example], test: Seque
     return hash_of([texts, content_of_own(request.tokenizer), vectors])
 
 
-def _splits(request: ClassifySettings, examples: list[Example], test: list[Example]) -> Iterator[Parts]:
+def _splits(request: ClassifySettings, examples: list[Example], test: list[Example]) -> Iterator[RunTexts]:
     for seed in request.seeds:
         if request.test:
             train, development = held_out_tenth(examples, seed, "development")
-            yield Parts(seed, None, train, development, test)
+            yield RunTexts(seed, None, train, development, test)
         elif request.folds is None:
             rest, held_out = held_out_tenth(examples, seed, "test")
             train, development = held_out_tenth(rest, seed, "development")
-            yield Parts(seed, None, train, development, held_out)
+            yield RunTexts(seed, None, train, development, held_out)
         else:
             yield from _folds(request.folds, seed, examples)
 
 
-def _folds(count: int, seed: int, examples: list[Example]) -> Iterator[Parts]:
+def _folds(count: int, seed: int, examples: list[Example]) -> Iterator[RunTexts]:
     if count > len(examples):
         raise InputError(f"--folds {count} is more than the {len(examples)} rows can be split into")
     labels = [example.label for example in examples]
@@ -170,10 +170,10 @@ def _folds(count: int, seed: int, examples: list[Example]) -> Iterator[Parts]:
         chosen = set(part)
         rest = [example for row, example in enumerate(examples) if row not in chosen]
         train, development = held_out_tenth(rest, seed, "development", fold)
-        yield Parts(seed, fold, train, development, [examples[row] for row in part])
+        yield RunTexts(seed, fold, train, development, [examples[row] for row in part])
 
 
-class Study:
+class ClassifyRuns:
     """Executes the runs one after the other."""
 
     def __init__(
@@ -185,7 +185,7 @@ class Study:
         self.numbers = {label: number for number, label in enumerate(labels)}
         self.tokenizers: dict[tuple[int, int | None], PreTrainedTokenizerBase] = {}
 
-    def check(self, classifiers: Mapping[str, Classifier], parts: Parts) -> None:
+    def check(self, classifiers: Mapping[str, Classifier], parts: RunTexts) -> None:
         """Build every model and encode every text once, so that no late run fails after hours."""
         tokenizer = self._tokenizer(parts)
         for name, classifier in classifiers.items():
@@ -196,7 +196,7 @@ class Study:
     def runs(
         self,
         classifiers: Mapping[str, Classifier],
-        splits: Sequence[Parts],
+        splits: Sequence[RunTexts],
         say: Callable[[str], None],
         report: Callable[[float, int], None],
     ) -> list[ClassifierRun]:
@@ -216,10 +216,10 @@ class Study:
                                     for parts in splits for name, classifier in classifiers.items()},
         )  # fmt: skip
 
-    def _parts(self, names: Iterable[str], splits: Sequence[Parts]) -> list[Part]:
+    def _parts(self, names: Iterable[str], splits: Sequence[RunTexts]) -> list[RunGroup]:
         """A part for each model and seed, with all folds."""
         return [
-            Part(
+            RunGroup(
                 f"{name}-seed{seed}", alone(self.request, name, seed),
                 [_folder(name, parts) for parts in splits if parts.seed == seed], self.content,
             )
@@ -228,7 +228,7 @@ class Study:
         ]  # fmt: skip
 
     def _run(
-        self, name: str, classifier: Classifier, parts: Parts, folder: str, report: Callable[[int, int], None]
+        self, name: str, classifier: Classifier, parts: RunTexts, folder: str, report: Callable[[int, int], None]
     ) -> ClassifierRun:
         started = time.perf_counter()
         tokenizer = self._tokenizer(parts)
@@ -267,7 +267,7 @@ class Study:
         self._keep(model, tokenizer, classifier, run)
         return run
 
-    def judged(self, predicted: Tensor, targets: Tensor, parts: Parts) -> TestScore:
+    def judged(self, predicted: Tensor, targets: Tensor, parts: RunTexts) -> TestScore:
         """Scores on the test part, and on those of its texts that are not in the training and development parts."""
         labels = len(self.labels)
         whole = classification_scores(confusion := confusion_matrix(predicted, targets, labels))
@@ -279,7 +279,7 @@ class Study:
             unseen=classification_scores(confusion_matrix(predicted[fresh], targets[fresh], labels)),
         )  # fmt: skip
 
-    def _tokenizer(self, parts: Parts) -> PreTrainedTokenizerBase:
+    def _tokenizer(self, parts: RunTexts) -> PreTrainedTokenizerBase:
         key = (parts.seed, parts.fold)
         if key not in self.tokenizers:
             self.tokenizers.clear()  # those of earlier parts are no longer needed
@@ -329,7 +329,7 @@ class Study:
         return config
 
 
-def _folder(name: str, parts: Parts) -> str:
+def _folder(name: str, parts: RunTexts) -> str:
     """The name of a run's folder."""
     return f"{name}-seed{parts.seed}" + ("" if parts.fold is None else f"-fold{parts.fold}")
 

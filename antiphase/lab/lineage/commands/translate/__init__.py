@@ -125,7 +125,7 @@ class TranslatorMean:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SystemScore(SentenceScore):
+class BaselineScore(SentenceScore):
     """Score of a system that needs no learning."""
 
     system: str
@@ -160,7 +160,7 @@ class Translate(Result):
 
     data: PairedData | None = field(default=None, metadata=OPTIONAL)
     models: list[TranslatorMean]
-    baselines: list[SystemScore] | None = field(default=None, metadata=OPTIONAL)
+    baselines: list[BaselineScore] | None = field(default=None, metadata=OPTIONAL)
     example: ShownPair | None = field(default=None, metadata=OPTIONAL)
     runs: list[TranslatorRun]
 

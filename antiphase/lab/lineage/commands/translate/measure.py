@@ -22,9 +22,9 @@ from antiphase.lab.lineage.commands.translate import (
     SAMPLES,
     TEST_SAMPLES,
     Alignment,
+    BaselineScore,
     PairedData,
     ShownPair,
-    SystemScore,
     Translate,
     TranslateSettings,
     TranslatorMean,
@@ -36,7 +36,7 @@ from antiphase.lab.lineage.data.labelled_texts import normal_form
 from antiphase.lab.lineage.data.parallel import Pair, held_out_pairs, read_pairs
 from antiphase.lab.lineage.data.text_batches import EncodedTexts, encode
 from antiphase.lab.lineage.data.vocabularies import TOKENIZERS, content_of_own, train_words
-from antiphase.lab.lineage.finished_runs import Part, check_lengths, load_or_run_each, make_elsewhere, save_run
+from antiphase.lab.lineage.finished_runs import RunGroup, check_lengths, load_or_run_each, make_elsewhere, save_run
 from antiphase.lab.lineage.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
 from antiphase.lab.lineage.named_models import alone, chosen_models
 from antiphase.lab.lineage.results import AlignmentAccuracy
@@ -62,7 +62,7 @@ CHOOSING = 200
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunTexts:
     """Training and test parts of one seed."""
 
     seed: int
@@ -96,7 +96,7 @@ def translate(
             splits = _splits(request)
             content = _content(splits, request)
             work.begin({"content": content}, {"content": "the pairs or the tokenizer have changed"})
-            study = Study(request, device, output)
+            study = TranslateRuns(request, device, output)
             for parts in splits if request.train else splits[:1]:  # generated parts do not differ in what is checked
                 study.check(translators, parts)
         kind = "pairs" if request.train else "generated pairs"
@@ -111,12 +111,12 @@ def translate(
         return study.result(splits[0], runs).save(output, request, arrays, seconds=seconds, translators=settings)
 
 
-def _splits(request: TranslateSettings) -> list[Parts]:
+def _splits(request: TranslateSettings) -> list[RunTexts]:
     if not request.train:
         test = generated_pairs(request.test_samples or TEST_SAMPLES, "test")
         unlike = {pair.source for pair in test}
         return [
-            Parts(seed, generated_pairs(request.samples or SAMPLES, seed, "train", unlike=unlike), test)
+            RunTexts(seed, generated_pairs(request.samples or SAMPLES, seed, "train", unlike=unlike), test)
             for seed in request.seeds
         ]
     fields = {"source_field": request.source_field, "target_field": request.target_field}
@@ -124,24 +124,24 @@ def _splits(request: TranslateSettings) -> list[Parts]:
         pairs = read_pairs(request.train, **fields)
         test = read_pairs(request.test, **fields, field="test") if request.test else []
     if request.test:
-        return [Parts(seed, pairs, test) for seed in request.seeds]
-    return [Parts(seed, *held_out_pairs(pairs, seed)) for seed in request.seeds]
+        return [RunTexts(seed, pairs, test) for seed in request.seeds]
+    return [RunTexts(seed, *held_out_pairs(pairs, seed)) for seed in request.seeds]
 
 
-def _content(splits: Sequence[Parts], request: TranslateSettings) -> str:
+def _content(splits: Sequence[RunTexts], request: TranslateSettings) -> str:
     """Digest of the pairs and the tokenizer."""
     texts = [[[[pair.source, pair.target] for pair in part] for part in (parts.train, parts.test)] for parts in splits]
     return hash_of([texts, content_of_own(request.tokenizer)])
 
 
-class Study:
+class TranslateRuns:
     """Executes the runs one after the other."""
 
     def __init__(self, request: TranslateSettings, device: torch.device, output: Path) -> None:
         self.request, self.device, self.output = request, device, output
         self.tokenizers: dict[int, PreTrainedTokenizerBase] = {}
 
-    def check(self, translators: Mapping[str, Translator], parts: Parts) -> None:
+    def check(self, translators: Mapping[str, Translator], parts: RunTexts) -> None:
         """Build every model and encode every text once, so that no late run fails after hours."""
         tokenizer = self._tokenizer(parts)
         for name, translator in translators.items():
@@ -152,7 +152,7 @@ class Study:
     def runs(
         self,
         translators: Mapping[str, Translator],
-        splits: Sequence[Parts],
+        splits: Sequence[RunTexts],
         say: Callable[[str], None],
         report: Callable[[float, int], None],
     ) -> list[TranslatorRun]:
@@ -163,7 +163,7 @@ class Study:
             for name, translator in translators.items()
         }
         parts = [
-            Part(run, alone(self.request, name, split.seed), [run], _content([split], self.request))
+            RunGroup(run, alone(self.request, name, split.seed), [run], _content([split], self.request))
             for split in splits
             for name, run in ((name, f"{name}-seed{split.seed}") for name in translators)
         ]
@@ -176,7 +176,7 @@ class Study:
         )  # fmt: skip
 
     def _run(
-        self, name: str, translator: Translator, parts: Parts, folder: str, report: Callable[[int, int], None]
+        self, name: str, translator: Translator, parts: RunTexts, folder: str, report: Callable[[int, int], None]
     ) -> TranslatorRun:
         started = time.perf_counter()
         tokenizer = self._tokenizer(parts)
@@ -210,7 +210,7 @@ class Study:
         save_run(model, tokenizer, record, self.output / folder)
         return run
 
-    def _config(self, name: str, translator: Translator, parts: Parts) -> dict[str, Any]:
+    def _config(self, name: str, translator: Translator, parts: RunTexts) -> dict[str, Any]:
         """What a run's result depends on: settings, and the digest of everything that it reads."""
         own = kept_settings(alone(self.request, name, parts.seed))
         content = _content([parts], self.request)
@@ -221,7 +221,7 @@ class Study:
         self,
         model: SequenceToSequenceForConditionalGeneration,
         tokenizer: PreTrainedTokenizerBase,
-        parts: Parts,
+        parts: RunTexts,
         train: tuple[EncodedTexts, EncodedTexts],
         test: tuple[EncodedTexts, EncodedTexts],
     ) -> TranslatorScore:
@@ -246,7 +246,7 @@ class Study:
             loss=forced["loss"], token_accuracy=forced["accuracy"], **vars(scores), alignment=alignment
         )
 
-    def _tokenizer(self, parts: Parts) -> PreTrainedTokenizerBase:
+    def _tokenizer(self, parts: RunTexts) -> PreTrainedTokenizerBase:
         if parts.seed not in self.tokenizers:
             self.tokenizers.clear()  # those of earlier parts are no longer needed
             self.tokenizers[parts.seed] = self._train_tokenizer(parts.train)
@@ -297,7 +297,7 @@ class Study:
         found: numpy.ndarray = model.alignment(ids, labels)[:, 0].cpu().numpy()
         return found
 
-    def result(self, parts: Parts, runs: list[TranslatorRun]) -> Translate:
+    def result(self, parts: RunTexts, runs: list[TranslatorRun]) -> Translate:
         """The result of all runs; ``parts`` are those of the first seed."""
         tokenizer = self._tokenizer(parts)
         sources, targets = encode_pairs(tokenizer, parts.test)
@@ -325,8 +325,8 @@ class Study:
         )
 
     def _baselines(
-        self, tokenizer: PreTrainedTokenizerBase, parts: Parts, sources: EncodedTexts, targets: EncodedTexts
-    ) -> list[SystemScore]:
+        self, tokenizer: PreTrainedTokenizerBase, parts: RunTexts, sources: EncodedTexts, targets: EncodedTexts
+    ) -> list[BaselineScore]:
         """Scores without learning: the most common token at every position, and copying the source word for word."""
         end, unknown = tokenizer.eos_token_id, unknown_id(tokenizer)
         common = most_common_token(encode_pairs(tokenizer, parts.train)[1].ids)
@@ -338,7 +338,7 @@ class Study:
             told = [" ".join(lexicon()[word] for word in pair.source.split()) for pair in parts.test]
             systems["word for word"] = [with_end(ids, end) for ids in encode(tokenizer, told).ids]
         return [
-            SystemScore(system=name, **vars(sentence_scores(outputs, targets.ids, end=end, unknown=unknown)))
+            BaselineScore(system=name, **vars(sentence_scores(outputs, targets.ids, end=end, unknown=unknown)))
             for name, outputs in systems.items()
         ]
 

@@ -31,7 +31,7 @@ from antiphase.lab.scoring.likelihood import FILLED_TOKENS
 from antiphase.lab.scoring.loading import refused_by_model
 from antiphase.lab.scoring.padding import padded, padding
 from antiphase.lab.settings.flags import kept_settings
-from antiphase.lab.studies.calibrate.cells import Cell, Cells, cell_of, scored
+from antiphase.lab.studies.calibrate.cells import Cells, Graded, cell_of, scored
 from antiphase.lab.studies.calibrate.confirm import PRIMARY, Acting, Confirm, ConfirmSettings
 from antiphase.lab.studies.calibrate.confirm.outcomes import (
     centred_log_probabilities,
@@ -264,14 +264,14 @@ class _Confirmation:
             changes[head] = mean_of(changes_of(centred_log_probabilities(alone), base, rounding=rounding))
         return changes
 
-    def _judge(self, words: str, name: str, control: Control | None) -> Cell:
+    def _judge(self, words: str, name: str, control: Control | None) -> Graded:
         """One task's samples that judge."""
         setting = nullcontext if control is None else partial(control.applied, self.model, **self.rule)
         tasks = {name: self.judged[name]}
         return self.cells.evaluate(key_of(words, control.heads if control else [], tasks), self.model, tasks, setting)
 
     def _controls(
-        self, chosen: Control, tried: Sequence[Head], before: dict[str, Cell], after: dict[str, Cell]
+        self, chosen: Control, tried: Sequence[Head], before: dict[str, Graded], after: dict[str, Graded]
     ) -> list[dict[str, Any]]:
         """Gains of the kept heads and of every control in the primary measure, on the same few samples."""
         plain, kept = (pooled_centred(_part(cells, self.few)) for cells in (before, after))
@@ -309,9 +309,9 @@ def key_of(setting: str, heads: Sequence[Head], tasks: Mapping[str, Task]) -> st
     return json.dumps([setting, by_layer(heads), hash_of(samples)])
 
 
-def _part(cells: dict[str, Cell], few: dict[str, Task]) -> Cell:
+def _part(cells: dict[str, Graded], few: dict[str, Task]) -> Graded:
     """The first samples of each task."""
-    return Cell({}, {}, {name: cells[name].labels[name].part(range(len(task.samples))) for name, task in few.items()})
+    return Graded({}, {}, {name: cells[name].labels[name].part(range(len(task.samples))) for name, task in few.items()})
 
 
 def _p_random(controls: Sequence[dict[str, Any]]) -> float | None:

@@ -19,7 +19,7 @@ from antiphase.lab.scoring.priors import (
     right,
 )
 from antiphase.lab.statistics.intervals import mcnemar, paired_interval
-from antiphase.lab.studies.calibrate.cells import Cell, LabelScores
+from antiphase.lab.studies.calibrate.cells import Graded, LabelScores
 from antiphase.lab.studies.calibrate.confirm import PRIMARY
 
 DRAWS = 1000
@@ -39,7 +39,7 @@ SETS: dict[str, Callable[[Tensor, Tensor], float | None]] = {
 """Measures of a whole set."""
 
 
-def centred_log_probabilities(cell: Cell) -> Scores:
+def centred_log_probabilities(cell: Graded) -> Scores:
     """Log probability of each sample's right label after mean-centring over its task, nats."""
     return {
         name: mean_centred(found.scores).log_softmax(-1).gather(1, found.targets[:, None])[:, 0]
@@ -109,7 +109,7 @@ def _mean_over_tasks(measure: Callable[[Tensor, Tensor], float | None], sets: Se
     return fmean(known) if known else 0.5
 
 
-def pooled_centred(cell: Cell) -> float:
+def pooled_centred(cell: Graded) -> float:
     """Mean-centred accuracy pooled over the samples of all tasks."""
     return float(torch.cat([found.centred() for found in cell.labels.values()]).mean())
 

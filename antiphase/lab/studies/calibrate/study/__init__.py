@@ -15,7 +15,7 @@ PARTS = ("heads", "screen", "temperature", "inverse", "redistribution", "alpha",
 
 
 @dataclass(frozen=True, kw_only=True)
-class StudySettings(ChoiceSettings):
+class CalibrationStudySettings(ChoiceSettings):
     """Repeat the calibration paper's experiments: each head alone, other rules, sweeps, and controls.
 
     Example: [bold]antiphase calibrate study MODEL --task trec.yaml --output runs/study[/]
@@ -39,7 +39,7 @@ class StudySettings(ChoiceSettings):
             raise InputError("--mode must be paper or prompt: the paper's other rules have no running form")
 
 
-SETTINGS = StudySettings
+SETTINGS = CalibrationStudySettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class Effect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Study(Result):
+class CalibrationStudy(Result):
     """What ``antiphase calibrate study`` finds."""
 
     tasks: list[Standing]
@@ -162,4 +162,4 @@ class Study(Result):
     """The same with the kept heads."""
 
 
-RESULT = Study
+RESULT = CalibrationStudy

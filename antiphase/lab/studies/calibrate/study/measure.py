@@ -30,7 +30,7 @@ from antiphase.calibration.variants import Rule, varied
 from antiphase.lab.scoring.loading import LoadedModel, refused_by_model
 from antiphase.lab.scoring.task_scores import log_probabilities
 from antiphase.lab.settings.flags import kept_settings
-from antiphase.lab.studies.calibrate.cells import Cell, Cells, part_of
+from antiphase.lab.studies.calibrate.cells import Cells, Graded, part_of
 from antiphase.lab.studies.calibrate.controls import RANDOM_HEADS, RANDOM_TOKENS, controls_of
 from antiphase.lab.studies.calibrate.measuring import (
     begin,
@@ -44,7 +44,7 @@ from antiphase.lab.studies.calibrate.measuring import (
     saved,
     standing,
 )
-from antiphase.lab.studies.calibrate.study import Study, StudySettings
+from antiphase.lab.studies.calibrate.study import CalibrationStudy, CalibrationStudySettings
 from antiphase.lab.text.tasks.samples import Sample, Task
 
 CELLS = "cells.jsonl"
@@ -58,7 +58,7 @@ Row = dict[str, Any]
 
 
 def study(
-    settings: StudySettings,
+    settings: CalibrationStudySettings,
     output: Path,
     *,
     resume: bool = False,
@@ -82,10 +82,10 @@ def study(
             standings = begun.begin()
         with refused_by_model(settings.name):  # what has been evaluated by then stays
             found = {"tasks": standings, **begun.run()}
-        return saved(Study, found, settings, output, seconds=perf_counter() - started)
+        return saved(CalibrationStudy, found, settings, output, seconds=perf_counter() - started)
 
 
-def _heads(settings: StudySettings, model: PreTrainedModel) -> list[Head]:
+def _heads(settings: CalibrationStudySettings, model: PreTrainedModel) -> list[Head]:
     text = model.config.get_text_config()
     layers = range(text.num_hidden_layers) if settings.layers is None else sorted(set(settings.layers))
     return [(layer, head) for layer in layers for head in range(text.num_attention_heads)]
@@ -94,7 +94,7 @@ def _heads(settings: StudySettings, model: PreTrainedModel) -> list[Head]:
 class _Study:
     def __init__(
         self,
-        settings: StudySettings,
+        settings: CalibrationStudySettings,
         loaded: LoadedModel,
         tasks: dict[str, Task],
         heads: list[Head],
@@ -117,7 +117,7 @@ class _Study:
         rule = {"alpha": self.settings.alpha, "beta": self.settings.beta, "mode": self.settings.mode, **changes}
         return CalibrationPlan(by_layer(heads), **rule)
 
-    def cell(self, name: str, heads: Sequence[Head], *, rule: Rule | None = None, **changes: Any) -> Cell:
+    def cell(self, name: str, heads: Sequence[Head], *, rule: Rule | None = None, **changes: Any) -> Graded:
         """Scores with these heads changed; the key says all that matters."""
         if not heads:
             return self.plain
@@ -135,12 +135,12 @@ class _Study:
             self.say(name)
         return self.cells.evaluate(key, self.model, self.tasks, setting)
 
-    def changes(self, cell: Cell, numbers: Mapping[str, Sequence[int]]) -> Scores:
+    def changes(self, cell: Graded, numbers: Mapping[str, Sequence[int]]) -> Scores:
         """What a setting changes in the scores of some samples, rounding apart."""
         after, before = (part_of(c.score(self.kind), numbers) for c in (cell, self.plain))
         return changes_of(after, before, rounding=self.rounding)
 
-    def measures(self, cell: Cell) -> dict[str, Any]:
+    def measures(self, cell: Graded) -> dict[str, Any]:
         """Of each classification, on the samples that chose no head."""
         return cell.measures(self.held_out)
 

@@ -24,28 +24,28 @@ from antiphase.lab.studies.calibrate.presentation import (
     signed_or_none,
     standings,
 )
-from antiphase.lab.studies.calibrate.study import Effect, Study
+from antiphase.lab.studies.calibrate.study import CalibrationStudy, Effect
 
 
-def gains_of(found: Study) -> list[tuple[str, Effect, float]]:
+def gains_of(found: CalibrationStudy) -> list[tuple[str, Effect, float]]:
     """Part, row and gain, but for what was refused."""
     return [(part, row, row.gain) for part, rows in found.rows.items() for row in rows if row.gain is not None]
 
 
-@Study.from_record
-def plain(found: Study) -> Table | None:
+@CalibrationStudy.from_record
+def plain(found: CalibrationStudy) -> Table | None:
     """Each task without calibration."""
     return standings(found.tasks)
 
 
-@Study.from_record
-def measures(found: Study) -> Table | None:
+@CalibrationStudy.from_record
+def measures(found: CalibrationStudy) -> Table | None:
     """Whether more than the labels' prior moved."""
     return measures_table(found.tasks, found.measures, found.measures_calibrated)
 
 
-@Study.from_record
-def effects(found: Study) -> Table:
+@CalibrationStudy.from_record
+def effects(found: CalibrationStudy) -> Table:
     """Every setting."""
     rows = [[row.setting, row.heads, row.score, signed(gain), signed_interval(row.gain_interval),
              better_and_worse(row), row.p, signed_or_none(row.mean_centred_gain)]
@@ -60,8 +60,8 @@ def effects(found: Study) -> Table:
     return Table(title="What each setting does", columns=columns, rows=rows, note=note)
 
 
-@Study.from_record
-def single_heads(found: Study) -> Table | None:
+@CalibrationStudy.from_record
+def single_heads(found: CalibrationStudy) -> Table | None:
     """How many heads improve, tie and worsen alone, beside what chance gives."""
     heads = found.heads
     if heads is None:
@@ -75,8 +75,8 @@ def single_heads(found: Study) -> Table | None:
     return Table(title="Each head alone", columns=columns, rows=rows, note=note)
 
 
-@Study.from_record
-def screening(found: Study) -> Table | None:
+@CalibrationStudy.from_record
+def screening(found: CalibrationStudy) -> Table | None:
     """How well slopes predict exact changes."""
     screen = found.screen
     if screen is None:
@@ -96,15 +96,15 @@ SWEEPS = {"alpha": "α (a sink receives more than α / N)", "beta": "β (left of
           "samples": "samples of each task that chose the heads", "subsets": "best heads calibrated"}  # fmt: skip
 
 
-@Study.from_record
-def heads_alone(found: Study) -> Figure | None:
+@CalibrationStudy.from_record
+def heads_alone(found: CalibrationStudy) -> Figure | None:
     """Change of the score by layer and head."""
     return head_changes({(row.layer, row.head): row.change for row in found.heads.rows} if found.heads else {})
 
 
-@Study.from_record
+@CalibrationStudy.from_record
 @matplotlib.rc_context(STYLE)
-def effect_rows(found: Study) -> Figure | None:
+def effect_rows(found: CalibrationStudy) -> Figure | None:
     """Held-out gain of each setting with its interval."""
     rows = [(part, row, gain) for part, row, gain in gains_of(found) if part not in SWEEPS]
     if not rows:
@@ -124,9 +124,9 @@ def effect_rows(found: Study) -> Figure | None:
     return figure
 
 
-@Study.from_record
+@CalibrationStudy.from_record
 @matplotlib.rc_context(STYLE)
-def sweeps(found: Study) -> Figure | None:
+def sweeps(found: CalibrationStudy) -> Figure | None:
     """Held-out gain against α, β, the number of samples and the number of heads."""
     panels = [name for name in SWEEPS if found.rows.get(name)]
     if not panels:
@@ -153,9 +153,9 @@ def sweeps(found: Study) -> Figure | None:
     return figure
 
 
-@Study.from_record
+@CalibrationStudy.from_record
 @matplotlib.rc_context(STYLE)
-def slopes(found: Study) -> Figure | None:
+def slopes(found: CalibrationStudy) -> Figure | None:
     """Exact change of each head against its slope."""
     screen = found.screen
     if screen is None:
