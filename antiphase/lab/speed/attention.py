@@ -31,6 +31,7 @@ from antiphase.lab.speed.schemes import (
     COMPARED,
     DIFFLLAMA,
     FOUR_CALLS,
+    JOINED_KEYS,
     OURS,
     OURS_V2,
     SOFTMAX,
@@ -310,7 +311,7 @@ def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
         return False
     if scheme.holds_maps:
         return not quick and case.length <= LONGEST_WITH_MAPS and case.dtype == torch.float32
-    if scheme in (FOUR_CALLS, BLOCKWISE):
+    if scheme in (FOUR_CALLS, BLOCKWISE, JOINED_KEYS):
         return not quick and case.length <= LONGEST_OF_ALL
     if scheme is DIFFLLAMA and not case.decodes:
         return case.dtype == torch.float32 or case.length <= LONGEST_OF_ALL

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from antiphase.layers.functions import differential_output, join_halves, softmax_attention
 from antiphase.ops.native.library import why_not_built
@@ -233,6 +233,17 @@ def two_calls(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
     return first - lam * second
 
 
+def joined_keys(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
+    """One grouped call, as vLLM serves V1: a head's two keys are one of double width; a query meets half of it."""
+    width = query.shape[-1]
+    first, second = pad(query[:, ::2], (0, width)), pad(query[:, 1::2], (width, 0))
+    both = scaled_dot_product_attention(
+        torch.stack((first, second), dim=2).flatten(1, 2), join_halves(key), join_halves(value),
+        is_causal=query.shape[2] > 1, scale=width**-0.5, enable_gqa=True,
+    )  # fmt: skip
+    return both[:, ::2] - lam * both[:, 1::2]
+
+
 def one_call_v2(query: Tensor, key: Tensor, value: Tensor, lam: Tensor) -> Tensor:
     """One grouped call with all maps, then the subtraction: V2 without its own operator."""
     both = scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1, enable_gqa=True)
@@ -244,6 +255,7 @@ SOFTMAX = Scheme("softmax", softmax, forward=4, backward=10)
 DIFFLLAMA = Scheme("DiffLlama", diffllama, forward=8, backward=20)
 FOUR_CALLS = Scheme("four calls", four_calls, forward=8, backward=20)
 TWO_CALLS = Scheme("two calls", two_calls, forward=6, backward=14, holds_maps=True)
+JOINED_KEYS = Scheme("one call, joined keys", joined_keys, forward=8, backward=20)
 OURS_V2 = Scheme("V2", partial(ours, halves=1), forward=3, backward=8, shares_keys=True)
 ONE_CALL_V2 = Scheme("one call for V2", one_call_v2, forward=4, backward=10, shares_keys=True)
 SOFTMAX_DECODING = decoding_ways(SOFTMAX, of_softmax)
@@ -253,11 +265,11 @@ NATIVE_SOFTMAX = Scheme("native softmax", native_softmax, forward=4, backward=10
 BLOCKWISE = Scheme("V1 blockwise", partial(ours, impl="blockwise"), forward=4, backward=10)
 WITH_NATIVE = [] if why_not_built() else [NATIVE_SOFTMAX]
 """Further baselines if the native kernels are built."""
-BY_ROWS = [SOFTMAX, *WITH_NATIVE, *([BLOCKWISE] if WITH_NATIVE else []), DIFFLLAMA, FOUR_CALLS, TWO_CALLS]
+BY_ROWS = [SOFTMAX, *WITH_NATIVE, *([BLOCKWISE] if WITH_NATIVE else []), DIFFLLAMA, FOUR_CALLS, TWO_CALLS, JOINED_KEYS]
 
 COMPARED: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
     "forward": [(OURS, BY_ROWS), (OURS_V2, [ONE_CALL_V2])],
     "forward + backward": [(OURS, BY_ROWS), (OURS_V2, [ONE_CALL_V2])],
-    "decode": [(OURS, [*SOFTMAX_DECODING, *WITH_NATIVE, DIFFLLAMA]), (OURS_V2, ONE_CALL_V2_DECODING)],
+    "decode": [(OURS, [*SOFTMAX_DECODING, *WITH_NATIVE, DIFFLLAMA, JOINED_KEYS]), (OURS_V2, ONE_CALL_V2_DECODING)],
 }
 """By task: a scheme of this package, and the baselines that it is compared with in the same rounds."""
