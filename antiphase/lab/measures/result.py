@@ -116,3 +116,11 @@ class Result(Shown):
         from antiphase.lab.pages.html import fragment
 
         return fragment(self.record())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComparedResult(Result):
+    """A result that may hold those of other models on the same input."""
+
+    against: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """Values of the others' results, by model."""

@@ -24,6 +24,7 @@ from antiphase.lab.measures.inputs import inputs_of, model_content, text_content
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.running import FLAGS, measurement_with
 from antiphase.lab.measures.settings import ContextSettings
+from antiphase.lab.pages.presentation import short_names
 from antiphase.lab.scoring.lengths import context_length
 from antiphase.lab.scoring.loading import (
     LoadedModel,
@@ -139,7 +140,7 @@ def measure_in_text(
     haystack = Haystack(texts, tokenizer)
     contexts = {cell: haystack.contexts(cell, samples, seed=seed) for cell in cells}
     loaded = wrap_model(model, tokenizer)
-    (arm,) = arm_names([loaded.name])
+    (arm,) = short_names([loaded.name]).values()
     rows = {}
     for trained in (True, False):
         read = [cell for cell in cells if measuring.reads(cell, trained=trained)]
@@ -213,7 +214,7 @@ def _measured(
     report: Report,
 ) -> dict[tuple[str, bool], list[Row]]:
     """The rows of every model, trained and untrained."""
-    arms = arm_names(settings.names)
+    arms = list(short_names(settings.names).values())
     rows: dict[tuple[str, bool], list[Row]] = {}
     total = len(arms) * sum(len(experiment.asked(trained=trained)) for trained in (True, False))
     done = 0
@@ -234,12 +235,6 @@ def _measured(
                 done += 1
                 report(done, total)
     return rows
-
-
-def arm_names(names: Sequence[str]) -> list[str]:
-    """Distinct short names of models: the last part of a path if that is unique."""
-    short = [Path(name).name or name for name in names]
-    return short if len(set(short)) == len(short) else list(names)
 
 
 class Texts:

@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from antiphase.base.errors import InputError, named, renamed
 from antiphase.base.folders.journal import journal_in
 from antiphase.base.folders.ownership import undone_if_refused
-from antiphase.base.records import Record
+from antiphase.base.records import Record, finite
 from antiphase.lab.catalog import Measurement, every
 from antiphase.lab.measures.held_out import tokens_of
 from antiphase.lab.measures.inputs import inputs_of, model_content
 from antiphase.lab.measures.parts import Parts
-from antiphase.lab.measures.settings import CausalModelSettings
-from antiphase.lab.scoring.loading import load_model, openings_of, origins, refused_by_model
+from antiphase.lab.measures.settings import CausalModelSettings, ComparedSettings
+from antiphase.lab.scoring.loading import LoadedModel, load_model, openings_of, origins, refused_by_model
 from antiphase.lab.settings.flags import Settings
 from antiphase.lab.settings.naming import naming
 from antiphase.lab.text.prepare import PreparedData
 from antiphase.lab.training.device import loading_options
+from antiphase.models.sources.tokenizers import load_tokenizer
 
 FLAGS = {
     "data.sequence_length": "--length", "data.needles": "--needles", "data.queries": "--queries",
@@ -65,8 +68,14 @@ def evaluate(
         found: Record = module.evaluate(settings, output, **resumed, say=say, report=report)
         return found
 
+    others = settings.against if isinstance(settings, ComparedSettings) else ()
+
     def inputs() -> dict[str, Any]:
-        contents = {"the measurement": measurement.name, "the files of MODEL": model_content(settings.name)}
+        contents: dict[str, Any] = {"the measurement": measurement.name}
+        contents["the files of MODEL"] = model_content(settings.name)
+        if others:
+            with renamed({"model": "against"}):
+                contents["the files of --against"] = [model_content(name) for name in others]
         return inputs_of(settings, {**contents, **module.contents(settings)})
 
     with journal_in(output, inputs, resume=resume) as journal, undone_if_refused(tokens_of(output)), naming(FLAGS):
@@ -75,15 +84,42 @@ def evaluate(
         causal = isinstance(settings, CausalModelSettings)
         loaded = load_model(settings.name, **loading_options(settings), with_head=causal)
         data = module.prepare(loaded, settings, output, say)
+        if isinstance(data, PreparedData):
+            for name in others:
+                _check_same_tokens(loaded, name)
         journal.begin()
         say(f"measuring {measurement.name}")
+        parts, count = Parts(report, journal), 1 + len(others)
         with refused_by_model(settings.name):
-            result = module.measure(loaded, data, settings, Parts(report, journal))
-        read = {**origins([loaded]), **openings_of(loaded)}
+            result = module.measure(loaded, data, settings, parts.within(0, count))
+        read = {**origins([loaded, *others]), **openings_of(loaded)}
+        against: dict[str, dict[str, Any]] = {}
+        for index, name in enumerate(others, start=1):
+            own = replace(settings, name=name, against=())
+            with renamed({"model": "against"}), refused_by_model(name):
+                loaded = load_model(name, **loading_options(own))
+                say(f"measuring {measurement.name} of {name}")
+                again = data if isinstance(data, PreparedData) else module.prepare(loaded, own, output, say)
+                found = module.measure(loaded, again, own, parts.within(index, count, name))
+            against[name] = {key: value for key, value in finite(found).items() if key != "against"}
+        if against:
+            result = replace(result, against=against)
         if isinstance(data, PreparedData):
             read["data"] = data.settings
         written: Record = result.save(output, settings, seconds=time.perf_counter() - started, **read)
         return written
+
+
+def _check_same_tokens(first: LoadedModel, name: str) -> None:
+    """
+    Raises:
+        InputError: a model to compare has another tokenizer, so its loss per token is of other tokens.
+    """
+    if load_tokenizer(name, field="against").get_vocab() != first.tokenizer.get_vocab():
+        raise InputError(
+            f"{named('against', name)} has other tokens than {first.name}, so their losses per token do not compare; "
+            "measure each alone with evaluate long-context and compare bits per byte"
+        )
 
 
 def measurement_with(settings: Settings) -> Measurement:

@@ -98,13 +98,29 @@ class RetrievalTextSettings(TextSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContextSettings(HeldOutSettings):
+class ComparedSettings(CausalModelSettings):
+    """Settings of a measurement of several models on the same input."""
+
+    against: Sequence[str] = flag("Another model, compared with MODEL on the same input. Repeatable.", default=())
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all models; the others are compared with the first."""
+        return [self.name, *self.against]
+
+    def check(self) -> None:
+        super().check()
+        if len(set(self.names)) < len(self.names):
+            raise InputError(f"--against must not repeat a value, got {', '.join(self.names)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextSettings(ComparedSettings, HeldOutSettings):
     """Settings of a measurement of several models on the same contexts.
 
     Sizes default to those of the first model's training, if known.
     """
 
-    against: Sequence[str] = flag("Another model, compared with MODEL on the same contexts. Repeatable.", default=())
     lengths: Sequence[int] = flag(
         "Length in tokens of a context with its output, e.g. 4096,8192.",
         name="--length",
@@ -119,11 +135,6 @@ class ContextSettings(HeldOutSettings):
         "Depths of the asked needle, 0 to 1.", default=DEPTHS, least=0, most=1, separated=True
     )
     samples: int = flag("Contexts in each cell.", default=50, least=1)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all models; the others are compared with the first."""
-        return [self.name, *self.against]
 
     def lengths_from(self, usual: int) -> Sequence[int]:
         """Lengths of contexts, given the usual one of the first model."""
@@ -143,11 +154,6 @@ class ContextSettings(HeldOutSettings):
         """The first value of each size."""
         listed = {"sequence_length": self.lengths, "needles": self.needles, "queries": self.queries}
         return {field: sizes[0] for field, sizes in listed.items() if sizes}
-
-    def check(self) -> None:
-        super().check()
-        if len(set(self.names)) < len(self.names):
-            raise InputError(f"--against must not repeat a value, got {', '.join(self.names)}")
 
 
 def _given(**sizes: int | None) -> dict[str, int]:

@@ -16,7 +16,7 @@ from antiphase.base.errors import InputError
 from antiphase.base.records import Record, remove_leftovers, write_atomically
 from antiphase.lab.pages import figures, plots, tables
 from antiphase.lab.pages.presentation import words_for
-from antiphase.lab.pages.summary import main_tables, presentation_of, side_by_side
+from antiphase.lab.pages.summary import compared, main_tables, presentation_of, side_by_side
 from antiphase.lab.pages.tables import Table
 
 NEEDED_WIDTH = 0.66
@@ -71,7 +71,13 @@ def write_report(records: Sequence[Record], output: Path, *, refresh: int | None
     sections = [_section(record, f"record-{number}") for number, record in enumerate(records, start=1)]
     page = template((resources.files(__package__) / "page.html").read_text(encoding="utf-8"))
     title = sections[0].title if len(sections) == 1 else "antiphase report"
-    shown = {"joint": side_by_side(records), "sections": sections, "refresh": refresh, "MOST_ROWS": MOST_ROWS}
+    joint_figures = [
+        _page_figure(record, name, figure)
+        for record in compared(records)
+        for name, figure in figures.figures_of(record).items()
+    ]
+    joint = {"joint": side_by_side(records), "joint_figures": joint_figures}
+    shown = {**joint, "sections": sections, "refresh": refresh, "MOST_ROWS": MOST_ROWS}
     return write_page(page.render(title=title, **shown), output)
 
 

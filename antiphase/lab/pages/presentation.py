@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,21 @@ Words = str | Callable[[Record], str]
 def words_for(words: Words, record: Record) -> str:
     """The text beside a record's figure."""
     return words if isinstance(words, str) else words(record)
+
+
+def by_model(record: Record) -> dict[str, Record]:
+    """A record of each model that a record compares, by short name; the record itself if it compares none."""
+    model, others = str(record.values.get("model")), record.values.get("against") or {}
+    values = {key: value for key, value in record.values.items() if key != "against"}
+    found = {model: values, **{name: {"model": name, **own} for name, own in others.items()}}
+    names = short_names(found)
+    return {names[name]: replace(record, values=own) for name, own in found.items()} if others else {model: record}
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """The last parts of names of models if all are different, by whole name."""
+    short = {name: Path(name).name or name for name in names}
+    return short if len(set(short.values())) == len(short) else {name: name for name in short}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 
 from antiphase.base.records import Record
 from antiphase.lab.catalog import measurement_of
 from antiphase.lab.pages import tables
-from antiphase.lab.pages.presentation import Presentation
+from antiphase.lab.pages.presentation import Presentation, by_model, short_names
 from antiphase.lab.pages.tables import Column, Table
 
 PRESENTATIONS = {
@@ -43,27 +42,60 @@ def presentation_of(kind: str) -> Presentation:
 
 
 def main_tables(record: Record) -> list[Table]:
-    """The tables to read first."""
+    """The tables to read first; those of a record that compares models have a column for the model."""
+    if len(records := by_model(record)) > 1:
+        return _joined(records)
     return [table for table in presentation_of(record.kind).tables(record) if table is not None]
 
 
 def side_by_side(records: Sequence[Record]) -> list[Table]:
     """Tables of records of one kind and of different models as one table, whose first column is the model."""
-    joint = []
-    for kind in dict.fromkeys(record.kind for record in records):
-        of_kind = {str(record.values.get("model")): record for record in records if record.kind == kind}
-        if len(of_kind) < 2 or len(of_kind) < sum(record.kind == kind for record in records):
+    return [
+        replace(table, title=f"{table.title}: side by side")
+        for own in _of_several_models(records)
+        for table in _joined(dict(zip(short_names(own).values(), own.values(), strict=True)))
+    ]
+
+
+def compared(records: Sequence[Record]) -> list[Record]:
+    """Records of one kind and of different models as one record, where the kind has such records."""
+    found = []
+    for own in _of_several_models(records):
+        first = next(iter(own.values()))
+        measurement = measurement_of(first.kind)
+        if measurement is None or "against" not in {item.name for item in fields(measurement.result)}:
             continue
-        short = {name: Path(name).name for name in of_kind}
-        names = short if len(set(short.values())) == len(short) else {name: name for name in short}
-        shown = {name: {table.title: table for table in main_tables(record)} for name, record in of_kind.items()}
-        for title, first in next(iter(shown.values())).items():
-            own = [(names[name], found[title]) for name, found in shown.items() if title in found]
-            if len(own) < len(shown) or any(table.columns != first.columns for _, table in own):
-                continue
-            has_model = first.columns[0].name == "Model"
-            rows = [row if has_model else [name, *row] for name, table in own for row in table.rows]
-            columns = first.columns if has_model else [Column("Model"), *first.columns]
-            note = first.note if len({table.note for _, table in own}) == 1 else ""
-            joint.append(replace(first, title=f"{title}: side by side", columns=columns, rows=rows, note=note))
+        against = {
+            name: {key: value for key, value in record.values.items() if key not in ("model", "against")}
+            for name, record in list(own.items())[1:]
+        }
+        found.append(replace(first, values={**first.values, "against": against}))
+    return found
+
+
+def _of_several_models(records: Sequence[Record]) -> list[dict[str, Record]]:
+    """Records by model, for every kind of which there is one of each of several models."""
+    found = []
+    for kind in dict.fromkeys(record.kind for record in records):
+        own = {str(record.values.get("model")): record for record in records if record.kind == kind}
+        if 1 < len(own) == sum(record.kind == kind for record in records):
+            found.append(own)
+    return found
+
+
+def _joined(records: Mapping[str, Record]) -> list[Table]:
+    """Tables that all records have, each as one table, whose first column is the model."""
+    shown = {name: {table.title: table for table in main_tables(record)} for name, record in records.items()}
+    joint = []
+    for title, first in next(iter(shown.values())).items():
+        own = {name: found[title] for name, found in shown.items() if title in found}
+        if len(own) < len(shown) or any(table.columns != first.columns for table in own.values()):
+            continue
+        has_model = first.columns[0].name == "Model"
+        rows = [row if has_model else [name, *row] for name, table in own.items() for row in table.rows]
+        columns = first.columns if has_model else [Column("Model"), *first.columns]
+        notes = {name: table.note for name, table in own.items() if table.note}
+        is_same = len(own) == len(notes) and len(set(notes.values())) == 1
+        note = first.note if is_same else " ".join(f"{name}: {note}" for name, note in notes.items())
+        joint.append(replace(first, columns=columns, rows=rows, note=note))
     return joint

@@ -1,6 +1,7 @@
 """``antiphase evaluate many-shot``: what is left out is told with its reason, and no task takes another's place."""
 
 import pytest
+from transformers import AutoTokenizer
 
 from antiphase.base.errors import InputError
 from antiphase.base.records import Record
@@ -8,8 +9,9 @@ from antiphase.lab.measures.many_shot import AtShots, TaskShots
 from antiphase.lab.measures.many_shot import measure as module
 from antiphase.lab.measures.many_shot.presentation import _mean_task
 from antiphase.lab.measures.running import evaluate, settings_of
+from antiphase.lab.pages.figures import figures_of
 from antiphase.lab.pages.html import write_report
-from antiphase.lab.pages.summary import main_tables
+from antiphase.lab.pages.summary import compared, main_tables
 from antiphase.lab.text.tokenization import train_tokenizer
 from support.models import save, small_llama
 
@@ -87,3 +89,57 @@ def test_the_mean_of_many_tasks_is_over_all_of_them_at_each_number_of_examples()
 
     found = _mean_task([task((16, 4, 1)), task((4, 1)), task((1, 4, 16))])
     assert [(row.shots, row.accuracy) for row in found.rows] == [(1, pytest.approx(0.05)), (4, pytest.approx(0.2))]
+
+
+def test_two_models_are_compared_on_the_same_questions_and_continue_after_a_kill(folder, monkeypatch):
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    save(small_llama(tokenizer, max_position_embeddings=120, hidden_size=48), tokenizer, folder / "other")
+    asked = {"shots": [1, 4], "orders": 2}
+    alone = {name: evaluate(request(name=name, **asked), folder / f"alone-{name}") for name in ("model", "other")}
+    answers, left = module.choose_options, iter(range(8))  # 6 parts for each model
+
+    def killed(*given):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return answers(*given)
+
+    monkeypatch.setattr(module, "choose_options", killed)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(request(against=["other"], **asked), folder / "both")
+    left, seen = iter(range(4)), []
+    record = evaluate(
+        request(against=["other"], **asked), folder / "both", resume=True, report=lambda *done: seen.append(done)
+    )
+    assert next(left, None) is None  # the remaining 4, and no more
+    assert seen[-1] == (2, 2)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert record.values["tasks"] == alone["model"].values["tasks"]
+    assert record.values["against"]["other"]["tasks"] == alone["other"].values["tasks"] != record.values["tasks"]
+    tables = main_tables(record)
+    assert [[row[0] for row in table.rows] for table in tables] == [["model", "model", "other", "other"]] * 2
+    (drawn,) = figures_of(record).values()
+    assert [line.get_label() for line in drawn.axes[0].get_lines() if line.get_marker() == "o"] == ["model", "other"]
+    (joint,) = compared(list(alone.values()))
+    assert joint.values == record.values
+    page = write_report(list(alone.values()), folder / "page.html").read_text()
+    assert page.count('alt="Line chart of accuracy') == 3  # of both, and of each
+
+
+def test_losses_per_token_are_compared_only_of_the_same_tokens(folder):
+    (folder / "text.txt").write_text("word 1 negative positive word 2. " * 90)
+    other = train_tokenizer(["another text with words"] * 9, 280)
+    save(small_llama(other, max_position_embeddings=120), other, folder / "other")
+    settings = {"name": "model", "paths": ["text.txt"], "length": 32, "samples": 4}
+    refused = r"against other has other tokens than model, so their losses per token do not compare"
+    with pytest.raises(InputError, match=refused):
+        evaluate(settings_of("perplexity", against=["other"], **settings), folder / "refused")
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    save(small_llama(tokenizer, max_position_embeddings=120, hidden_size=48), tokenizer, folder / "third")
+    for measurement in ("perplexity", "long-context"):
+        record = evaluate(settings_of(measurement, against=["third"], **settings), folder / measurement)
+        alone = evaluate(settings_of(measurement, **{**settings, "name": "third"}), folder / f"{measurement}-third")
+        own = {name: value for name, value in alone.values.items() if name not in ("model", "against")}
+        assert record.values["against"] == {"third": own}
+        assert {row[0] for row in main_tables(record)[0].rows} == {"model", "third"}
+    (drawn,) = figures_of(record).values()
+    assert [line.get_label() for line in drawn.axes[0].get_lines()] == ["model", "third"]

@@ -21,9 +21,9 @@ from antiphase.lab.measures.allocation.measure import allocation_in_text
 from antiphase.lab.measures.needles import Needles
 from antiphase.lab.measures.needles.measure import needles_in_text
 from antiphase.lab.measures.needles.text import Generating
-from antiphase.lab.measures.retrieval import arm_names
 from antiphase.lab.measures.running import evaluate, settings_of
 from antiphase.lab.pages import figures, summary
+from antiphase.lab.pages.presentation import short_names
 from antiphase.lab.scoring import likelihood
 from antiphase.lab.scoring.loading import load_model
 from antiphase.lab.settings.presets import load_preset
@@ -273,8 +273,8 @@ def test_a_haystack_too_short_is_refused(tmp_path, make):
 
 
 def test_names_of_arms_tell_models_apart():
-    assert arm_names(["runs/a/softmax", "runs/a/differential"]) == ["softmax", "differential"]
-    assert arm_names(["one/model", "two/model"]) == ["one/model", "two/model"]
+    assert list(short_names(["runs/a/softmax", "runs/a/differential"]).values()) == ["softmax", "differential"]
+    assert list(short_names(["one/model", "two/model"]).values()) == ["one/model", "two/model"]
 
 
 @pytest.mark.slow

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from antiphase.lab.measures.result import Result
-from antiphase.lab.measures.settings import TextSettings
+from antiphase.lab.measures.result import ComparedResult
+from antiphase.lab.measures.settings import ComparedSettings, TextSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongContextSettings(TextSettings):
+class LongContextSettings(ComparedSettings, TextSettings):
     """Loss by context length, and how much a window's own beginning lowers the loss at its end.
 
     Example: [bold]antiphase evaluate long-context MODEL --data book.txt --length 4096 --output runs/long[/]
@@ -51,7 +51,7 @@ class Tail:
 
 
 @dataclass(frozen=True)
-class LongContext(Result):
+class LongContext(ComparedResult):
     """Result of ``antiphase evaluate long-context``."""
 
     windows: int

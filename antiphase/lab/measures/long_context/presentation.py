@@ -7,9 +7,10 @@ import itertools
 import matplotlib
 from matplotlib.figure import Figure
 
+from antiphase.base.records import Record
 from antiphase.lab.measures.long_context import LongContext
 from antiphase.lab.pages.plots import COLOURS, STYLE
-from antiphase.lab.pages.presentation import Drawing, Presentation
+from antiphase.lab.pages.presentation import Drawing, Presentation, by_model
 from antiphase.lab.pages.tables import Column, Table, interval_text
 
 
@@ -50,20 +51,24 @@ def context_worth(found: LongContext) -> Table | None:
     return Table(title=f"The last {tail.tokens:,} tokens of each window", columns=columns, rows=rows, note=note)
 
 
-@LongContext.from_record
 @matplotlib.rc_context(STYLE)
-def loss_by_length(found: LongContext) -> Figure | None:
-    """Cumulative loss by context length, with its interval over windows."""
-    if not found.curve:
+def loss_by_length(record: Record) -> Figure | None:
+    """Cumulative loss by context length of each model, with its interval over windows."""
+    curves = {name: LongContext.of(own).curve for name, own in by_model(record).items()}
+    places = sorted({point.position for curve in curves.values() for point in curve})
+    if not places:
         return None
     figure = Figure(figsize=(6.4, 3.8), layout="constrained")
     axes = figure.subplots()
-    places = [point.position for point in found.curve]
-    axes.plot(places, [point.loss for point in found.curve], "o-", color=COLOURS[0])
-    intervals = [point.interval for point in found.curve if point.interval]
-    if len(intervals) == len(places):
-        low, high = zip(*intervals, strict=True)
-        axes.fill_between(places, low, high, color=COLOURS[0], alpha=0.2, linewidth=0)
+    for index, (name, curve) in enumerate(curves.items()):
+        colour, own = COLOURS[index % len(COLOURS)], [point.position for point in curve]
+        axes.plot(own, [point.loss for point in curve], "o-", color=colour, label=name)
+        intervals = [point.interval for point in curve if point.interval]
+        if len(intervals) == len(own):
+            low, high = zip(*intervals, strict=True)
+            axes.fill_between(own, low, high, color=colour, alpha=0.2, linewidth=0)
+    if len(curves) > 1:
+        axes.legend(fontsize=9)
     axes.set_xscale("log", base=2)
     axes.set_xticks(places, [f"{place:,}" for place in places])
     axes.set(title="Loss over all tokens up to a position", xlabel="tokens read", ylabel="nats per token")

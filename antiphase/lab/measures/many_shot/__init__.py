@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from antiphase.base.errors import InputError
-from antiphase.lab.measures.result import Result
-from antiphase.lab.measures.settings import CausalModelSettings, chat_flag
+from antiphase.lab.measures.result import ComparedResult
+from antiphase.lab.measures.settings import ComparedSettings, chat_flag
 from antiphase.lab.settings.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManyShotSettings(CausalModelSettings):
+class ManyShotSettings(ComparedSettings):
     """In-context learning: accuracy by number of labelled examples, and over orders of the examples.
 
     Example: [bold]antiphase evaluate many-shot MODEL --task trec.yaml --shots 1,4,16 --output runs/shots[/]
@@ -93,7 +93,7 @@ class TaskShots:
 
 
 @dataclass(frozen=True)
-class ManyShot(Result):
+class ManyShot(ComparedResult):
     """Result of ``antiphase evaluate many-shot``."""
 
     tasks: dict[str, TaskShots]

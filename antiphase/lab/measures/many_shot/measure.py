@@ -91,8 +91,7 @@ def measure(
     """Measure every task with every number of examples for which there are rows."""
     found: dict[str, TaskShots] = {}
     for place, (name, asked) in enumerate(tasks.items()):
-        own_parts = replace(parts, report=partial(_later, parts.report, place, len(tasks)))
-        most = _most_examples(settings, asked.task)
+        most, own_parts = _most_examples(settings, asked.task), parts.within(place, len(tasks))
         with within("task", asked.path):
             own = many_shot(
                 loaded.model, asked.task, shots=[count for count in settings.shots if count <= most],
@@ -100,11 +99,6 @@ def measure(
             )  # fmt: skip
         found[name] = replace(own.tasks[name], too_few_rows=[count for count in settings.shots if count > most])
     return ManyShot(found)
-
-
-def _later(report: Callable[[float, int], None], before: int, tasks: int, done: float, count: int) -> None:
-    """Report the finished share of a task that follows ``before`` of ``tasks`` tasks."""
-    report(before + done / count, tasks)
 
 
 def _most_examples(settings: ManyShotSettings, task: LabelledTask) -> int:

@@ -8,9 +8,10 @@ from dataclasses import replace
 import matplotlib
 from matplotlib.figure import Figure
 
+from antiphase.base.records import Record
 from antiphase.lab.measures.many_shot import ManyShot, TaskShots
 from antiphase.lab.pages.plots import COLOURS, PERCENT, STYLE
-from antiphase.lab.pages.presentation import Drawing, Presentation
+from antiphase.lab.pages.presentation import Drawing, Presentation, by_model
 from antiphase.lab.pages.tables import Column, Table, percents_text, table_of
 
 
@@ -84,15 +85,23 @@ def _mean_task(tasks: list[TaskShots]) -> TaskShots:
     return replace(tasks[0], rows=rows, orders=orders, majority_rate=majority)
 
 
-@ManyShot.from_record
+def _lines(record: Record) -> dict[str, TaskShots]:
+    """A line for each task; for each model where there are several, or one for all tasks where they are too many."""
+    if record.kind != ManyShot.measurement().kind:
+        return {}
+    models = {name: list(ManyShot.of(own).tasks.values()) for name, own in by_model(record).items()}
+    if len(models) > 1:
+        return {name: own[0] if len(own) == 1 else _mean_task(own) for name, own in models.items()}
+    tasks = ManyShot.of(record).tasks
+    return {f"mean of {len(tasks)} tasks": _mean_task(list(tasks.values()))} if len(tasks) > len(COLOURS) else tasks
+
+
 @matplotlib.rc_context(STYLE)
-def accuracy_by_shots(read: ManyShot) -> Figure | None:
-    """Accuracy by number of examples, and over their orders; for many tasks, their means."""
-    if not read.tasks:
+def accuracy_by_shots(record: Record) -> Figure | None:
+    """Accuracy by number of examples, and over their orders; for several models or many tasks, means over tasks."""
+    tasks = _lines(record)
+    if not tasks:
         return None
-    tasks = read.tasks
-    if len(tasks) > len(COLOURS):
-        tasks = {f"mean of {len(tasks)} tasks": _mean_task(list(tasks.values()))}
     figure = Figure(figsize=(9.0, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[3, 2])
     counts = sorted({row.shots for found in tasks.values() for row in found.rows})
@@ -130,7 +139,8 @@ PRESENTATION = Presentation(
             draw=accuracy_by_shots,
             title="Learning in context",
             caption="Left: accuracy with its 95 % interval; dotted: naming the commonest label. Right: each dot is an "
-            "order. Many tasks are shown by their mean, with their quartiles, and each dot is a task.",
+            "order. Many tasks, or the tasks of each of several models, are shown by their mean, with their quartiles, "
+            "and each dot is a task.",
             alternative="Line chart of accuracy over numbers of examples, and dots for orders of the same examples.",
         )
     },

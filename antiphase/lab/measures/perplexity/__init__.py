@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from antiphase.lab.measures.result import Result
-from antiphase.lab.measures.settings import TextSettings
+from antiphase.lab.measures.result import ComparedResult
+from antiphase.lab.measures.settings import ComparedSettings, TextSettings
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerplexitySettings(TextSettings):
+class PerplexitySettings(ComparedSettings, TextSettings):
     """Loss and perplexity on held-out text.
 
     Example: [bold]antiphase evaluate perplexity runs/demo/softmax-seed0 --output runs/perplexity[/]
@@ -32,7 +32,7 @@ class HeldOutLoss:
 
 
 @dataclass(frozen=True)
-class Perplexity(Result):
+class Perplexity(ComparedResult):
     """Result of ``antiphase evaluate perplexity``."""
 
     rows: list[HeldOutLoss]
