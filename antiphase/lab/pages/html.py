@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from antiphase.base.errors import InputError
 from antiphase.base.records import Record, remove_leftovers, write_atomically
 from antiphase.lab.pages import figures, plots, tables
-from antiphase.lab.pages.presentation import words_for
+from antiphase.lab.pages.presentation import by_model, words_for
 from antiphase.lab.pages.summary import compared, main_tables, presentation_of, side_by_side
 from antiphase.lab.pages.tables import Table
 
@@ -180,5 +180,6 @@ def _title(record: Record, arms: Sequence[str]) -> str:
         return " against ".join(arms) if len(arms) == 2 else f"comparison of {', '.join(arms)}"
     title = f"{record.kind}: {', '.join(arms)}" if arms and list(arms) != ["model"] else record.kind
     own = [str(record.values[name]) for name in ("arm", "model") if isinstance(record.values.get(name), str)]
+    own += [f"against {', '.join(others)}"] if (others := list(by_model(record))[1:]) else []
     own += [f"seed {record.values['seed']}"] if "seed" in record.values else []
     return ", ".join([title, *own])

@@ -121,6 +121,9 @@ def test_two_models_are_compared_on_the_same_questions_and_continue_after_a_kill
     assert [line.get_label() for line in drawn.axes[0].get_lines() if line.get_marker() == "o"] == ["model", "other"]
     (joint,) = compared(list(alone.values()))
     assert joint.values == record.values
+    assert (
+        "<h1>evaluate-many-shot, model, against other</h1>" in write_report([record], folder / "both.html").read_text()
+    )
     page = write_report(list(alone.values()), folder / "page.html").read_text()
     assert page.count('alt="Line chart of accuracy') == 3  # of both, and of each
 
