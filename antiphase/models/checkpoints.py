@@ -288,7 +288,7 @@ def convert(
             make_portable(folder)
         checkpoint.copy_files(folder)
         if to == "antiphase" or is_gguf(source):
-            write_model_card(model, folder, portable=portable, trained=trained)
+            write_model_card(model, folder, portable=portable, trained=trained, source=source)
     return config
 
 

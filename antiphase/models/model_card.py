@@ -59,20 +59,22 @@ A {title} of {parameters:,} parameters, from a GGUF file by `antiphase convert`;
 
 
 def write_model_card(
-    model: PreTrainedModel, folder: Path, *, portable: bool = False, trained: Record | None = None
+    model: PreTrainedModel, folder: Path, *, portable: bool = False, trained: Record | None = None, source: str = ""
 ) -> None:
     """Write ``README.md`` in ``folder`` unless it exists: a user's own text is never replaced.
 
     Args:
         portable: the folder has the modeling code.
         trained: record of the training run whose model this is, or was converted from.
+        source: what the weights were converted from.
     """
     path = folder / "README.md"
     if path.exists():
         return
     config = model.config
     quantization = getattr(config, ORIGIN, None)
-    origin = f"\nIts weights were {dequantized(quantization)}.\n" if quantization else ""
+    origin = f"\nIts weights were converted from {Path(source).name}.\n" if source else ""
+    origin += f"\nIts weights were {dequantized(quantization)}.\n" if quantization else ""
     if config.model_type != "antiphase":
         text = PLAIN.format(title=type(model).__name__, parameters=model.num_parameters(), origin=origin)
         write_atomically(path, text.encode())

@@ -64,7 +64,9 @@ def test_a_folder_goes_there_and_back_with_all_that_belongs_to_it(tmp_path, sour
     one, other = (AutoTokenizer.from_pretrained(folder)(words).input_ids for folder in (tmp_path / "ours", source))
     assert one == other
     assert GenerationConfig.from_pretrained(tmp_path / "ours").max_new_tokens == 7
-    assert "differential attention" in (tmp_path / "ours" / "README.md").read_text()
+    card = (tmp_path / "ours" / "README.md").read_text()
+    assert "differential attention" in card
+    assert f"converted from {source.name}." in card
     convert(str(tmp_path / "ours"), tmp_path / "back", to="diffllama")
     assert torch.equal(logits(tmp_path / "back"), logits(source))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]

@@ -76,7 +76,8 @@ def evaluate(
         if others:
             with renamed({"model": "against"}):
                 contents["the files of --against"] = [model_content(name) for name in others]
-        return inputs_of(settings, {**contents, **module.contents(settings)})
+        found = inputs_of(settings, {**contents, **module.contents(settings)})
+        return {word: value for word, value in found.items() if others or word != "--against"}
 
     with journal_in(output, inputs, resume=resume) as journal, undone_if_refused(tokens_of(output)), naming(FLAGS):
         if journal.record is not None:

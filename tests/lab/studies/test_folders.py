@@ -21,7 +21,7 @@ from antiphase.lab.studies.ablations.rows import ablation_preset
 from antiphase.lab.studies.calibrate.apply.measure import ApplySettings, apply
 from antiphase.lab.studies.calibrate.confirm.measure import ConfirmSettings, confirm
 from antiphase.lab.studies.calibrate.search.measure import SearchSettings, search
-from antiphase.lab.studies.calibrate.study.measure import StudySettings, study
+from antiphase.lab.studies.calibrate.study.measure import CalibrationStudySettings, study
 from antiphase.lab.studies.compare.measure import compare
 from antiphase.lab.studies.scaling.measure import scaling
 from antiphase.lab.studies.training_run import train_run
@@ -85,7 +85,7 @@ COMMANDS = {
     "look": lambda output, preset: look(LookSettings(name="none", text="a"), output),
     "search": lambda output, preset: search(SearchSettings(name="none", tasks=["none"]), output),
     "confirm": lambda output, preset: confirm(ConfirmSettings(name="none", tasks=["none"]), output),
-    "study": lambda output, preset: study(StudySettings(name="none", tasks=["none"]), output),
+    "study": lambda output, preset: study(CalibrationStudySettings(name="none", tasks=["none"]), output),
     "classify": lambda output, preset: classify(ClassifySettings(train=["none"]), output),
     "translate": lambda output, preset: translate(TranslateSettings(), output),
     "dependency": lambda output, preset: dependency(DependencySettings(), output),

@@ -54,7 +54,8 @@ def context_worth(found: LongContext) -> Table | None:
 @matplotlib.rc_context(STYLE)
 def loss_by_length(record: Record) -> Figure | None:
     """Cumulative loss by context length of each model, with its interval over windows."""
-    curves = {name: LongContext.of(own).curve for name, own in by_model(record).items()}
+    read = {name: LongContext.read(own) for name, own in by_model(record).items()}
+    curves = {name: found.curve for name, found in read.items() if found is not None}
     places = sorted({point.position for curve in curves.values() for point in curve})
     if not places:
         return None

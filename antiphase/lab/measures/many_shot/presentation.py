@@ -87,13 +87,16 @@ def _mean_task(tasks: list[TaskShots]) -> TaskShots:
 
 def _lines(record: Record) -> dict[str, TaskShots]:
     """A line for each task; for each model where there are several, or one for all tasks where they are too many."""
-    if record.kind != ManyShot.measurement().kind:
-        return {}
-    models = {name: list(ManyShot.of(own).tasks.values()) for name, own in by_model(record).items()}
-    if len(models) > 1:
-        return {name: own[0] if len(own) == 1 else _mean_task(own) for name, own in models.items()}
-    tasks = ManyShot.of(record).tasks
-    return {f"mean of {len(tasks)} tasks": _mean_task(list(tasks.values()))} if len(tasks) > len(COLOURS) else tasks
+    read = {name: ManyShot.read(own) for name, own in by_model(record).items()}
+    models = {name: found.tasks for name, found in read.items() if found is not None and found.tasks}
+    if len(models) == 1 and len(tasks := next(iter(models.values()))) <= len(COLOURS):
+        return tasks
+    if len(models) == 1:
+        models = {f"mean of {len(tasks)} tasks": tasks}
+    return {
+        name: _mean_task(list(own.values())) if len(own) > 1 else next(iter(own.values()))
+        for name, own in models.items()
+    }
 
 
 @matplotlib.rc_context(STYLE)
