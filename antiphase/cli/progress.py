@@ -95,11 +95,11 @@ class Total:
 
     def words(self, job: Job, step: int) -> str:
         """What is known after a run's step, for example ``4 of 6 runs, about 5 minutes left for everything``."""
-        now, training = self.clock(), job.settings.training
+        now, steps = self.clock(), job.settings.training.steps
         self.since = now if self.since is None else self.since
-        self.done[job] = step * training.batch_size * job.settings.data.sequence_length
+        self.done[job] = job.tokens * step / steps
         made = sum(self.done.values()) - sum(self.first.setdefault(one, self.done[one]) for one in self.done)
-        if step >= training.steps:
+        if step >= steps:
             self.finished.add(job)
         words, left = f"{len(self.finished)} of {self.runs} runs", self.tokens - sum(self.done.values())
         if made < KNOWN_SHARE * self.tokens / self.runs or left <= 0:

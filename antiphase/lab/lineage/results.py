@@ -73,3 +73,16 @@ class AlignmentAccuracy:
     """Share of a random source word."""
     same_place: float
     """Share of the source word at the target word's position."""
+
+
+SHOWN = 10
+"""Held-out texts whose outputs a run keeps: the first ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownOutput:
+    """A held-out text, what is right, and what a model made of it."""
+
+    text: str
+    right: str
+    output: str

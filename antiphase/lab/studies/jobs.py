@@ -26,6 +26,12 @@ class Job:
     seed: int
     settings: RunSettings
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that all of its steps read."""
+        training = self.settings.training
+        return training.steps * training.batch_size * self.settings.data.sequence_length
+
 
 Report = Callable[[Job, int, dict[str, Any]], None]
 """Job, steps done, last line of its metrics."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from antiphase.base.records import Record
 from antiphase.lab.settings.presets import Preset
 from antiphase.lab.settings.schema import TrainingSettings
+from antiphase.lab.studies.jobs import Job
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,11 @@ class Plan:
     """That they train on together."""
     is_watched: bool = False
     """Whether ``run`` takes ``watch`` too, which is called with records of what there is so far."""
+
+    @classmethod
+    def of_runs(cls, run: Callable[..., Record], jobs: Sequence[Job], announced: Sequence[str], **more: bool) -> Plan:
+        """A study of these runs and no others."""
+        return cls(run, announced, runs=len(jobs), tokens=sum(job.tokens for job in jobs), **more)
 
 
 def described(preset: Preset) -> str:

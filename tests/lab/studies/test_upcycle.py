@@ -216,6 +216,7 @@ def test_whole_study_by_its_command(tiny_preset, tmp_path):
     words = [sys.executable, "-m", "antiphase", "upcycle", model, "--output", str(output), "--seeds", "8"]
     done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
+    assert "3 of 3 runs" in done.stdout
     values = Record.load(output).values
     assert values["arms"] == ARMS
     assert values["baseline"] == "softmax"

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.lab.lineage.data.text_batches import EncodedTexts, sorted_batches
 from antiphase.lab.lineage.results import AlignmentAccuracy, SentenceScore
+from antiphase.lab.scoring.lengths import context_length
 from antiphase.lab.scoring.likelihood import finite_losses
 from antiphase.ops.shapes import IGNORED_TARGET
 
@@ -62,6 +63,14 @@ def greedy_outputs(model: PreTrainedModel, sources: EncodedTexts, longest: int) 
             found[row] = line[: line.index(end) + 1] if end in line else line
     model.train(was_training)
     return found
+
+
+def written_texts(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, sources: EncodedTexts) -> list[str]:
+    """Greedy outputs as texts, at most ten tokens longer than twice the longest source."""
+    longest = 2 * max(map(len, sources.ids)) + 10
+    positions = context_length(model)
+    outputs = greedy_outputs(model, sources, longest if positions is None else min(longest, positions))
+    return tokenizer.batch_decode(outputs, skip_special_tokens=True)
 
 
 def sentence_scores(

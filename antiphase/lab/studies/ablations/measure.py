@@ -38,10 +38,9 @@ METRICS = {"loss": "held-out loss", "ar_hit": "loss on AR-hits", "others": "loss
 def plan(settings: AblationsSettings, output: Path) -> Plan:
     """``ablations`` with these settings."""
     preset, left_out = ablation_preset(settings.chosen_preset(), settings.rows, rivals=settings.rivals)
-    return Plan(
-        partial(ablations, preset, left_out=left_out, frequent=settings.frequent, executor=executor_of(settings)),
-        announced=[described(preset), *(f"without {name}: {why}" for name, why in left_out.items())],
-    )
+    work = partial(ablations, preset, left_out=left_out, frequent=settings.frequent, executor=executor_of(settings))
+    announced = [described(preset), *(f"without {name}: {why}" for name, why in left_out.items())]
+    return Plan.of_runs(work, Grid(preset, output).jobs, announced)
 
 
 def ablations(

@@ -54,9 +54,7 @@ def plan(settings: ComparisonSettings, output: Path) -> Plan:
     """``compare`` with these settings."""
     preset = settings.chosen_preset()
     work = partial(compare, preset, executor=executor_of(settings))
-    runs, training = len(preset.compare.arms) * len(preset.compare.seeds), preset.run.training
-    tokens = runs * training.steps * training.batch_size * preset.run.data.sequence_length
-    return Plan(work, announced=[described(preset)], runs=runs, tokens=tokens, is_watched=True)
+    return Plan.of_runs(work, Grid(preset, output).jobs, [described(preset)], is_watched=True)
 
 
 def compare(

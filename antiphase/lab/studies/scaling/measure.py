@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 from antiphase.base.errors import InputError
@@ -35,7 +35,9 @@ AXES = {"size": "parameters", "size without embeddings": "non_embedding_paramete
 def plan(settings: ScalingSettings, output: Path) -> Plan:
     """``scaling`` with these settings."""
     preset, executor = settings.chosen_preset(), executor_of(settings)
-    return Plan(partial(scaling, preset, widths=settings.widths, steps=settings.steps, executor=executor))
+    work = partial(scaling, preset, widths=settings.widths, steps=settings.steps, executor=executor)
+    ladders = _ladders(preset.run, settings.widths, settings.steps)
+    return Plan.of_runs(work, Grid(preset, output, list(chain(*ladders.values()))).jobs, [])
 
 
 def scaling(
@@ -58,17 +60,9 @@ def scaling(
     Raises:
         InputError, Interrupted: as for ``compare``.
     """
-    for flag, numbers in (("--widths", widths), ("--steps", steps)):
-        if len(set(numbers)) < len(numbers) or any(number < 1 for number in numbers):
-            raise InputError(f"{flag} must be different whole numbers from 1, got {', '.join(map(str, numbers))}")
-    if not widths and not steps:
-        raise InputError("--widths or --steps is missing: give at least one of them")
-    ladders = {
-        "size": [_variant(width, preset.run.training.steps) for width in widths],
-        "tokens": [_variant(preset.run.model.hidden_size, count) for count in steps],
-    }
-    variants = [variant for ladder in ladders.values() for variant in ladder]
-    grid = Grid(preset, output, variants, {"widths": list(widths), "steps": list(steps)}, executor)
+    ladders = _ladders(preset.run, widths, steps)
+    asked = {"widths": list(widths), "steps": list(steps)}
+    grid = Grid(preset, output, list(chain(*ladders.values())), asked, executor)
     arms, seeds = list(preset.compare.arms), preset.compare.seeds
     started = time.perf_counter()
     with grid.held(resume=resume, say=say) as data:
@@ -83,6 +77,22 @@ def scaling(
             if ladder and axis.startswith(name)
         ]
         return grid.save("scaling", Scaling(arms, list(runs.values()), found), started=started)
+
+
+def _ladders(run: RunSettings, widths: Sequence[int], steps: Sequence[int]) -> dict[str, list[Variant]]:
+    """
+    Raises:
+        InputError: numbers that are equal or below 1, or none.
+    """
+    for flag, numbers in (("--widths", widths), ("--steps", steps)):
+        if len(set(numbers)) < len(numbers) or any(number < 1 for number in numbers):
+            raise InputError(f"{flag} must be different whole numbers from 1, got {', '.join(map(str, numbers))}")
+    if not widths and not steps:
+        raise InputError("--widths or --steps is missing: give at least one of them")
+    return {
+        "size": [_variant(width, run.training.steps) for width in widths],
+        "tokens": [_variant(run.model.hidden_size, count) for count in steps],
+    }
 
 
 def _variant(width: int, steps: int) -> Variant:
@@ -142,16 +152,15 @@ def _run_row(grid: Grid, job: Job, *, vocabulary: int) -> ScaledRun:
     run, model = grid.result(job), job.settings.model
     rows = vocabulary if model.vocab_size is None else model.vocab_size
     embeddings = rows * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    training = job.settings.training
     return ScaledRun(
         arm=job.arm,
         seed=job.seed,
         width=model.hidden_size,
         layers=model.num_hidden_layers,
-        steps=training.steps,
+        steps=job.settings.training.steps,
         parameters=run.parameters,
         non_embedding_parameters=run.parameters - embeddings,
-        tokens=training.steps * training.batch_size * job.settings.data.sequence_length,
+        tokens=job.tokens,
         loss=run.final.loss,
         accuracy=run.final.accuracy,
         diverged=run.diverged,

@@ -40,7 +40,7 @@ def plan(settings: TuneSettings, output: Path) -> Plan:
             "The rates are chosen on the text of --validation: a comparison that reports its loss on the same text "
             "reports what it was tuned on. Without --validation, the end of the training text is held out."
         )
-    return Plan(work, announced=announced)
+    return Plan.of_runs(work, Grid(preset, output, _variants(settings.learning_rates)).jobs, announced)
 
 
 def tune(
@@ -62,12 +62,9 @@ def tune(
     Raises:
         InputError, Interrupted: as for ``compare``.
     """
-    names = {f"{rate:g}" for rate in learning_rates}  # they become folders
-    if any(not 0 < rate < math.inf for rate in learning_rates) or len(names) < max(1, len(learning_rates)):
-        raise InputError(f"--learning-rates must be different numbers above 0, got {list(learning_rates)}")
     compare = preset.compare
     asked = {"learning_rates": list(learning_rates)}
-    grid = Grid(preset, output, [_variant(rate) for rate in learning_rates], asked, executor)
+    grid = Grid(preset, output, _variants(learning_rates), asked, executor)
     started = time.perf_counter()
     with grid.held(resume=resume, say=say):
         grid.train(report, say)
@@ -80,13 +77,21 @@ def tune(
         return grid.save("tune", found, started=started)
 
 
-def _variant(rate: float) -> Variant:
-    """The rate for every arm, whatever its own is."""
+def _variants(learning_rates: Sequence[float]) -> list[Variant]:
+    """Each rate for every arm, whatever its own is.
 
-    def at_rate(run: RunSettings) -> RunSettings:
+    Raises:
+        InputError: rates that are equal as names of folders, or not above 0.
+    """
+    names = {f"{rate:g}" for rate in learning_rates}
+    if any(not 0 < rate < math.inf for rate in learning_rates) or len(names) < max(1, len(learning_rates)):
+        raise InputError(f"--learning-rates must be different numbers above 0, got {list(learning_rates)}")
+
+    def at_rate(run: RunSettings, rate: float) -> RunSettings:
         return replace(run, training=replace(run.training, learning_rate=rate))
 
-    return Variant(f"rate{rate:g}", at_rate, at_rate)
+    given = {f"rate{rate:g}": partial(at_rate, rate=rate) for rate in learning_rates}
+    return [Variant(name, change, change) for name, change in given.items()]
 
 
 def _run_row(grid: Grid, job: Job) -> TunedRun:

@@ -21,6 +21,7 @@ from antiphase.base.folders.contents import TEXT
 from antiphase.base.records import Record
 from antiphase.lab.settings.presets import Preset, RunSettings, kept_run, load_preset
 from antiphase.lab.studies.compare.measure import compare
+from antiphase.lab.studies.grid import Grid
 from antiphase.lab.studies.jobs import Report
 from antiphase.lab.studies.plan import Plan, described
 from antiphase.lab.studies.started import check_sizes, model_settings
@@ -68,7 +69,7 @@ def plan(settings: UpcycleSettings, output: Path) -> Plan:
     text = {"data": settings.data, "validation": settings.validation}
     preset = upcycle_preset(settings.model, output, settings.overrides(), more=more, **text)
     work = partial(upcycle, settings.model, preset=preset, executor=executor_of(settings))
-    return Plan(work, announced=[described(preset)])
+    return Plan.of_runs(work, Grid(preset, output).jobs, [described(preset)])
 
 
 def upcycle_preset(

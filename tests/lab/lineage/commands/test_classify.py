@@ -106,7 +106,13 @@ def test_predict_agrees_with_the_record(antiphase, tmp_path):
     found = [json.loads(line) for line in out.splitlines()]
     assert [row["text"] for row in found] == [text for _, text in right]
     hits = sum(row["label"] == label for row, (label, _) in zip(found, right, strict=True))
-    assert hits == values(tmp_path / "r")["runs"][0]["correct"]
+    (run,) = values(tmp_path / "r")["runs"]
+    assert hits == run["correct"]
+    assert run["shown"] == [
+        {"text": row["text"], "right": label, "output": row["label"]}
+        for row, (label, _) in zip(found[:10], right, strict=False)
+    ]
+    assert f"The first {len(run['shown'])} held out, seed 0." in (tmp_path / "r" / "report.html").read_text()
     for row in found:
         assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-6)
         assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)

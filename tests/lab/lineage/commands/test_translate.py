@@ -1,5 +1,6 @@
 """Translate from the command line on tiny pairs: records, models that load, alignment, resumption, refusals."""
 
+import json
 import random
 import shutil
 
@@ -212,3 +213,25 @@ def test_a_text_without_a_token_is_refused_by_its_line(tmp_path):
     model = TRANSLATORS["transformer"].build(tokenizer, seed=0)
     with pytest.raises(InputError, match="there, line 2: the target has no token"):
         worker.encode(tokenizer, pairs, model, "transformer")
+
+
+@pytest.mark.slow
+@pytest.mark.essential
+def test_what_it_writes_is_shown_and_predicted(antiphase, refused, tmp_path):
+    """The record's first outputs are as often right as it says, and predict writes the same."""
+    words = "translate --train train.tsv --test test.tsv --models transformer --set epochs=30 --set batch_size=8"
+    assert antiphase(f"{words} --set hidden_size=32 --set learning_rate=0.02 --output r")[0] == 0
+    for run in values(tmp_path / "r")["runs"]:
+        pairs = [tuple(line.split("\t")) for line in (tmp_path / "test.tsv").read_text().splitlines()]
+        assert [(one["text"], one["right"]) for one in run["shown"]] == pairs
+        assert sum(one["right"].lower() == one["output"] for one in run["shown"]) == run["exact"] > 0
+        (tmp_path / "new.txt").write_text("".join(f"{one['text']}\n" for one in run["shown"]))
+        code, out, _ = antiphase(f"predict r/{run['folder']} --json --file new.txt")
+        assert code == 0
+        written = [{"text": one["text"], "translation": one["output"]} for one in run["shown"]]
+        assert [json.loads(line) for line in out.splitlines()] == written
+    assert "Translation" in antiphase(f"predict r/{run['folder']} --text", ["a b"])[1]
+    page = (tmp_path / "r" / "report.html").read_text()
+    assert "The first 7 held out, seed 0." in page
+    long = "the text has 200 tokens, more than the 128 positions"
+    refused(long, f"predict r/{run['folder']} --text", ["a " * 200])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from antiphase.base.errors import InputError
 from antiphase.base.typed import OPTIONAL
 from antiphase.lab.lineage.names import check_seeds, device_flag, seeds_flag, settings_flag
-from antiphase.lab.lineage.results import ClassificationScore, Duplicates, Epoch
+from antiphase.lab.lineage.results import ClassificationScore, Duplicates, Epoch, ShownOutput
 from antiphase.lab.measures.result import Result
 from antiphase.lab.settings.flags import flag
 from antiphase.lab.training.execution.settings import ExecutorSettings
@@ -121,6 +121,7 @@ class ClassifierRun(TestScore):
     """Number of words with vectors from ``--word-vectors``; None without it."""
     seconds: float
     folder: str
+    shown: list[ShownOutput] | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ from antiphase.lab.lineage.data.vocabularies import TOKENIZERS, content_of_own, 
 from antiphase.lab.lineage.finished_runs import RunGroup, check_lengths, load_or_run_each, make_elsewhere, save_run
 from antiphase.lab.lineage.models.word_vectors import set_word_vectors
 from antiphase.lab.lineage.named_models import alone
-from antiphase.lab.lineage.results import ClassificationScore
+from antiphase.lab.lineage.results import SHOWN, ClassificationScore, ShownOutput
 from antiphase.lab.lineage.scoring.classification import (
     class_probabilities,
     classification_scores,
@@ -263,6 +263,10 @@ class ClassifyRuns:
             words_with_vectors=known,
             seconds=time.perf_counter() - started,
             folder=folder,
+            shown=[
+                ShownOutput(text=example.text, right=example.label, output=self.labels[label])
+                for example, label in zip(parts.test[:SHOWN], predicted.tolist(), strict=False)
+            ],
         )
         self._keep(model, tokenizer, classifier, run)
         return run

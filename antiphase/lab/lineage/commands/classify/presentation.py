@@ -5,16 +5,28 @@ from __future__ import annotations
 from antiphase.base.records import Record
 from antiphase.lab.lineage.commands.classify import Classify, figures, tables
 from antiphase.lab.pages.presentation import Drawing, Presentation
+from antiphase.lab.pages.tables import Table
 
 
 def _accuracies(record: Record) -> str:
     return ", ".join(f"{row.model} {100 * row.accuracy:.1f} %" for row in Classify.of(record).models)
 
 
+@Classify.from_record
+def answers(found: Classify) -> Table | None:
+    """What each model said of the first texts."""
+    return tables.outputs("Answers", ((run.model, run.shown) for run in found.runs), seed=found.runs[0].seed)
+
+
 PRESENTATION = Presentation(
     introduction="Text classifiers, each trained on one part, stopped by a second and judged once on a third. Where "
     "intervals overlap, the order may be chance.",
-    tables=lambda record: [tables.data(record), tables.models(record), *(tables.confusions(record) or [])],
+    tables=lambda record: [
+        tables.data(record),
+        tables.models(record),
+        answers(record),
+        *(tables.confusions(record) or []),
+    ],
     figures={
         "classifier-epochs": Drawing(
             draw=figures.epochs,

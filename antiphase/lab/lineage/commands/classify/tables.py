@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from antiphase.lab.lineage.commands.classify import ClassifierMean, ClassifierRun, Classify
+from antiphase.lab.lineage.results import ShownOutput
 from antiphase.lab.pages.tables import Column, Table
 
 LARGEST_CONFUSION = 12
@@ -29,6 +30,22 @@ def models(found: Classify) -> Table | None:
         "neither in training nor in development. Seconds are of one run."
     )
     return Table(title="Test accuracy", columns=columns, rows=rows, note=note)
+
+
+def outputs(title: str, runs: Iterable[tuple[str, list[ShownOutput] | None]], *, seed: int) -> Table | None:
+    """The first held-out texts, with a column for each model; ``runs``: their models and outputs, first seed first."""
+    by_model: dict[str, list[ShownOutput]] = {}
+    for model, shown in runs:
+        if shown is not None:
+            by_model.setdefault(model, shown)
+    if not by_model:
+        return None
+    rows = [
+        [first.text, first.right, *(one.output for one in (first, *others))]
+        for first, *others in zip(*by_model.values(), strict=True)
+    ]
+    columns = [Column("Text"), Column("Right"), *map(Column, by_model)]
+    return Table(title=title, columns=columns, rows=rows, note=f"The first {len(rows)} held out, seed {seed}.")
 
 
 @Classify.from_record

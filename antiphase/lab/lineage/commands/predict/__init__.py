@@ -1,4 +1,4 @@
-"""Classification of new texts by a trained model: ``antiphase predict``."""
+"""New texts, classified or translated by a trained model: ``antiphase predict``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from antiphase.lab.settings.flags import Settings, argument, flag
 
 @dataclass(frozen=True, kw_only=True)
 class PredictSettings(Settings):
-    """Classify new texts and show the label and its probability for each.
+    """Classify new texts, with the probability of each label, or translate them.
 
     Example: [bold]antiphase predict runs/trec --text "Who was Galileo ?"[/]
     """
 
     folder = "optional"
 
-    name: str = argument("RUN", "Output folder of antiphase classify, or any text classifier.")
-    texts: Sequence[str] = flag("Text to classify. Repeatable.", name="--text", default=())
+    name: str = argument(
+        "RUN",
+        "Output of antiphase classify, a run of antiphase translate, or any text classifier or translator.",
+    )
+    texts: Sequence[str] = flag("Text to read. Repeatable.", name="--text", default=())
     files: Sequence[str] = flag(
         "File with one text per line, or a table with a text column. Repeatable.", name="--file", default=()
     )
@@ -31,7 +34,7 @@ class PredictSettings(Settings):
     def check(self) -> None:
         super().check()
         if not self.texts and not self.files:
-            raise InputError("--text or --file is missing: give texts to classify")
+            raise InputError("--text or --file is missing: give texts to read")
 
 
 SETTINGS = PredictSettings

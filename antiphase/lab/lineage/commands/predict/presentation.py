@@ -11,8 +11,11 @@ MOST_COLUMNS = 8
 
 
 def predictions(record: Record) -> Table | None:
-    """Label and probabilities of each text."""
+    """Label and probabilities of each text, or its translation."""
     rows = record.values["rows"]
+    if "translation" in rows[0]:
+        columns = [Column("Text"), Column("Translation")]
+        return Table(title="Translations", columns=columns, rows=[[row["text"], row["translation"]] for row in rows])
     labels = list(rows[0]["probabilities"])
     if len(labels) <= MOST_COLUMNS:
         columns = [Column("Text"), Column("Label"), *(Column(label, "percent") for label in labels)]
@@ -29,6 +32,6 @@ def _listed(shares: dict[str, float]) -> str:
 
 
 PRESENTATION = Presentation(
-    introduction="The probability that a trained classifier gives each label.",
+    introduction="The probability that a trained classifier gives each label, or what a trained translator writes.",
     tables=lambda record: [predictions(record)],
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from antiphase.base.errors import InputError
 from antiphase.base.typed import OPTIONAL
 from antiphase.lab.lineage.names import MOST_SAMPLES, TRANSLATORS, check_seeds, device_flag, seeds_flag, settings_flag
-from antiphase.lab.lineage.results import AlignmentAccuracy, Epoch, SentenceScore
+from antiphase.lab.lineage.results import AlignmentAccuracy, Epoch, SentenceScore, ShownOutput
 from antiphase.lab.measures.result import Result
 from antiphase.lab.settings.flags import flag
 from antiphase.lab.training.execution.settings import ExecutorSettings
@@ -101,6 +101,7 @@ class TranslatorRun(TranslatorScore):
     vocabulary: int
     seconds: float
     folder: str
+    shown: list[ShownOutput] | None = field(default=None, metadata=OPTIONAL)
 
 
 @dataclass(frozen=True, kw_only=True)

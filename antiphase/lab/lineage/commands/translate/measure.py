@@ -39,13 +39,14 @@ from antiphase.lab.lineage.data.vocabularies import TOKENIZERS, content_of_own, 
 from antiphase.lab.lineage.finished_runs import RunGroup, check_lengths, load_or_run_each, make_elsewhere, save_run
 from antiphase.lab.lineage.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
 from antiphase.lab.lineage.named_models import alone, chosen_models
-from antiphase.lab.lineage.results import AlignmentAccuracy
+from antiphase.lab.lineage.results import SHOWN, AlignmentAccuracy, ShownOutput
 from antiphase.lab.lineage.scoring.translation import (
     alignment_accuracy,
     greedy_outputs,
     most_common_token,
     sentence_scores,
     teacher_forced,
+    written_texts,
 )
 from antiphase.lab.lineage.training.translator import train_translator
 from antiphase.lab.lineage.translators import TRANSLATORS, Translator
@@ -199,6 +200,7 @@ class TranslateRuns:
             vocabulary=len(tokenizer),
             seconds=time.perf_counter() - started,
             folder=folder,
+            shown=translations(model, tokenizer, parts.test[:SHOWN], test[0]),
         )
         record = replace(
             Translate(models=summaries([run]), runs=[run]).record(),
@@ -348,6 +350,19 @@ def encode_pairs(tokenizer: PreTrainedTokenizerBase, pairs: Sequence[Pair]) -> t
     end = tokenizer.eos_token_id
     sources, plain = (encode(tokenizer, [getattr(pair, side) for pair in pairs]) for side in ("source", "target"))
     return sources, EncodedTexts([with_end(ids, end) for ids in plain.ids], plain.pad_id)
+
+
+def translations(
+    model: SequenceToSequenceForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Sequence[Pair],
+    sources: EncodedTexts,
+) -> list[ShownOutput]:
+    """Pairs, and what the model writes for their sources, the first of ``sources``."""
+    written = written_texts(model, tokenizer, replace(sources, ids=sources.ids[: len(pairs)]))
+    return [
+        ShownOutput(text=pair.source, right=pair.target, output=text) for pair, text in zip(pairs, written, strict=True)
+    ]
 
 
 def with_end(ids: list[int], end: int) -> list[int]:

@@ -7,11 +7,12 @@ from matplotlib.figure import Figure
 
 from antiphase.base.records import Record
 from antiphase.lab.lineage.commands.classify.figures import epoch_curves
+from antiphase.lab.lineage.commands.classify.tables import outputs
 from antiphase.lab.lineage.commands.translate import ShownPair, Translate, tables
 from antiphase.lab.measures.look.plots import ALIGNED, aligned
 from antiphase.lab.pages.plots import STYLE, visible
 from antiphase.lab.pages.presentation import Drawing, Presentation
-from antiphase.lab.pages.tables import format_value
+from antiphase.lab.pages.tables import Table, format_value
 
 
 def _models(found: Translate) -> list[str]:
@@ -73,11 +74,17 @@ def _alignment_caption(record: Record) -> str:
     )
 
 
+@Translate.from_record
+def translations(found: Translate) -> Table | None:
+    """What each model wrote for the first texts."""
+    return outputs("Translations", ((run.model, run.shown) for run in found.runs), seed=found.runs[0].seed)
+
+
 PRESENTATION = Presentation(
     introduction="Encoders and decoders that learned to write the translation of a sentence. A sentence counts as "
     "right if the model, writing greedily, wrote exactly the reference and stopped. Read every figure beside the "
     "untrained model and beside what needs no learning.",
-    tables=lambda record: [tables.data(record), tables.models(record)],
+    tables=lambda record: [tables.data(record), tables.models(record), translations(record)],
     figures={
         "translation-epochs": Drawing(
             draw=epochs,
