@@ -91,6 +91,7 @@ MORE = {
     "HunYuanMoEV1Config": {"head_dim": 8},
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"]},
     "Mamba2Config": {"num_heads": 8},
+    "MiniMaxM3VLTextConfig": {"layer_types": ["full_attention", "minimax_m3_sparse"], "index_block_size": 4},
     "MinistralConfig": {"head_dim": 8},
     "NemotronConfig": {"head_dim": 8, "num_key_value_heads": 2},
     "NeoMMEConfig": {"head_dim": 16},

@@ -6,6 +6,7 @@ in a slower way; one that later tokens change is refused. Asked of its own atten
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -23,7 +24,10 @@ from antiphase.lab.scoring.lengths import context_length
 from antiphase.lab.scoring.padding import padded, padding
 
 TOKENS = 32
-"""Enough for the short windows that a model may have; the long ones are trusted."""
+LONG = re.compile(r"window|attention_chunk|index_topk|index_block|block_size")
+"""Names of fields of a configuration or module that say how far a token sees, or how many it chooses."""
+LOWERED = 8
+"""What such a field is for a second reading if ``TOKENS`` do not reach it."""
 SHORT = 3
 """Tokens of a short text, or of a short part of one."""
 FAULTS = (TypeError, ValueError, RuntimeError, AttributeError, AssertionError, LookupError)
@@ -162,12 +166,15 @@ def _attends_to_all(model: PreTrainedModel) -> bool:
     otherwise = "attends to a choice of the tokens, so texts are read whole and one length at a time"
     known = _answers.setdefault(model, {})
     if otherwise not in known:
-        ids, sizes = _tokens(model), list[set[int]]()
+        ids, sizes = _tokens(model), dict[int, set[int]]()
         for length in (ids.shape[1], ids.shape[1] // 2):
             with _plain(model), _Choices() as choices:
                 _whole(model, ids[:, :length])
-            sizes.append(choices.sizes)
-        known[otherwise] = sizes[0] == sizes[1]
+                with _lowered(model) as has_long:
+                    if has_long:
+                        _whole(model, ids[:, :length])
+            sizes[length] = choices.sizes
+        known[otherwise] = len(set(map(frozenset, sizes.values()))) == 1
         if not known[otherwise]:
             logger.warning_once(f"{type(model).__name__} {otherwise}")
     return known[otherwise]
@@ -206,29 +213,62 @@ def _answer(model: PreTrainedModel, otherwise: str, ask: Callable[[Tensor], tupl
     known = _answers.setdefault(model, {})
     if otherwise in known:
         return known[otherwise]
-    ids = _tokens(model)
     with _plain(model):
-        _whole(model, ids)  # a model that cannot read at all says so itself
-    try:
-        with _plain(model):
-            one, other = (logits.float().log_softmax(-1) for logits in ask(ids))
-    except torch.OutOfMemoryError:
-        raise
-    except FAULTS:
-        is_equal, is_telling = False, True
-    else:
-        if bool(other.isnan().any()):
-            return True  # whoever reads such logits refuses them
-        one = one if one.shape == other.shape else torch.full_like(other, torch.nan)
-        spread = float((other - other.mean(-1, keepdim=True)).square().mean())
-        error = float((one - other).square().mean(-1).amax())
-        is_equal = error <= max(1e-3, 16 * torch.finfo(model.dtype).eps) ** 2 * spread
-        is_telling = spread > 1e-10 * float(other.square().mean())
+        _whole(model, _tokens(model))  # a model that cannot read at all says so itself
+        is_equal, is_telling = _compared(model, ask)
+        with _lowered(model) as has_long:
+            if is_equal and has_long:
+                is_equal, is_telling = _compared(model, ask)
     if is_telling:  # a model whose logits are all equal may learn
         known[otherwise] = is_equal
     if not is_equal:
         logger.warning_once(f"{type(model).__name__} {otherwise}")
     return is_equal
+
+
+def _compared(model: PreTrainedModel, ask: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[bool, bool]:
+    """Whether two ways of reading give equal logits, and whether that says anything of the model."""
+    try:
+        one, other = (logits.float().log_softmax(-1) for logits in ask(_tokens(model)))
+    except torch.OutOfMemoryError:
+        raise
+    except FAULTS:
+        return False, True
+    if bool(other.isnan().any()):
+        return True, False  # whoever reads such logits refuses them
+    one = one if one.shape == other.shape else torch.full_like(other, torch.nan)
+    spread = float((other - other.mean(-1, keepdim=True)).square().mean())
+    error = float((one - other).square().mean(-1).amax())
+    is_equal = error <= max(1e-3, 16 * torch.finfo(model.dtype).eps) ** 2 * spread
+    return is_equal, spread > 1e-10 * float(other.square().mean())
+
+
+@contextmanager
+def _lowered(model: PreTrainedModel) -> Iterator[bool]:
+    """Lower each field of ``LONG`` that ``TOKENS`` do not reach, within the block; whether there is any.
+
+    A model with a window of thousands, or that chooses from as many, is then asked as one with a short window is.
+    """
+    owners: dict[int, Any] = {}
+    for module in model.modules():
+        for owner in (module, getattr(module, "config", None)):
+            if owner is not None:
+                owners[id(owner)] = owner
+    text = model.config.get_text_config()
+    owners[id(text)] = text
+    found = [
+        (owner, name, value)
+        for owner in owners.values()
+        for name, value in vars(owner).items()
+        if type(value) is int and value >= TOKENS and LONG.search(name)
+    ]
+    try:
+        for owner, name, _ in found:
+            setattr(owner, name, LOWERED)
+        yield bool(found)
+    finally:
+        for owner, name, value in found:
+            setattr(owner, name, value)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers as hf
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import antiphase
 from antiphase.calibration import CalibrationPlan, calibrated
@@ -17,7 +18,7 @@ from antiphase.lab.scoring.constrained import choose_options
 from antiphase.lab.scoring.likelihood import generated_tokens, score_options
 from antiphase.lab.scoring.probes import check_causal, generates
 from support.models import BASE, LONGROPE, SIZES, randomize
-from zoo.architectures import config_of
+from zoo.architectures import config_of, small
 
 ENCODER = {**BASE, "num_attention_heads": 4, "max_position_embeddings": 64, "is_decoder": True}
 TEXT_DECODER = {
@@ -180,6 +181,34 @@ def test_lengths_beyond_those_that_a_model_is_asked_about_count(kind):
     text = torch.randint(3, 61, (1, end + 12), generator=torch.Generator().manual_seed(1))
     expected = -logs_of(model, text[0].tolist())[:-1].gather(1, text[0, 1:, None])[:, 0]
     torch.testing.assert_close(losses_by_position(model, text, chunk=8)[0], expected.float(), atol=1e-4, rtol=1e-4)
+
+
+FAR = {
+    "doge": {"keep_window_size": 40, "max_position_embeddings": 128},
+    "moshi": {"sliding_window": 40, "max_position_embeddings": 128},
+    "minimax_m3_vl_text": {"index_block_size": 40, "index_topk_blocks": 2},
+    "mistral": {"sliding_window": 40},
+}
+"""Windows and choices that ``TOKENS`` do not reach; the last model is read in parts and padded all the same."""
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_windows_and_choices_beyond_what_a_model_is_asked_to_read(name):
+    config = small(CONFIG_MAPPING[name], **FAR[name])
+    config.is_decoder = True
+    torch.manual_seed(1)
+    model = randomize(hf.AutoModelForCausalLM.from_config(config), 0.2)
+    settings = config.to_dict()
+    texts = [torch.randint(21, 60, (length,)).tolist() for length in (125, 61, 83)]
+    assert is_read_in_parts(model) == (name == "mistral")
+    assert config.to_dict() == settings
+    expected = -logs_of(model, texts[0])[:-1].gather(1, torch.tensor(texts[0])[1:, None])[:, 0]
+    losses = losses_by_position(model, torch.tensor(texts[:1]), chunk=31)[0]
+    torch.testing.assert_close(losses, expected.float(), atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        scores = score_options(model, texts, [[[30]]] * len(texts))
+    for text, own in zip(texts, scores, strict=True):
+        assert own.log_likelihood.item() == pytest.approx(logs_of(model, text)[-1, 30].item(), abs=1e-4)
 
 
 @pytest.mark.parametrize("chunk", [4096, 5])

@@ -1,0 +1,124 @@
+"""What a training step on a CPU consists of, and how much of the machine's rate it uses.
+
+    python -m benchmarks.training_step --output runs/training-step
+
+V1 on the native kernels and softmax on PyTorch's attention, in fp32 and under autocast to bf16, at widths 256 and 768.
+The record has the time of a step, the ratio of paired rounds, model FLOP utilisation (three times the operations of the
+forward pass by ``estimate``, over what a large matrix product of the same dtype would have done meanwhile), and the share
+of each kind of work by PyTorch's profiler. The rest is Python and what the profiler adds to small operators.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from antiphase.base.folders.ownership import check_empty
+from antiphase.base.records import Record
+from antiphase.lab.speed.model import OURS, SIZES, SOFTMAX_ON_SDPA, Setting, models_of, training_step
+from antiphase.lab.speed.timing import paired_times, product_rate, ratios
+from antiphase.lab.studies.estimate.operations import forward_flops
+
+LENGTH = 2048
+WIDTHS = {256: SIZES, 768: {**SIZES, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12}}
+MODELS = (OURS, SOFTMAX_ON_SDPA)
+KINDS = {
+    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn"),
+    "attention": ("antiphase::native_attention", "aten::_scaled_dot_product"),
+    "loss": ("antiphase::native_loss", "aten::_log_softmax", "aten::nll_loss"),
+    "norms and λ": ("antiphase::native_norm", "antiphase::native_lambda"),
+    "optimizer": ("aten::_fused_adamw",),
+    "copies and conversions": ("aten::copy_", "aten::cat", "aten::fill_"),
+    "elementwise": (
+        "aten::mul", "aten::add", "aten::silu", "aten::sub", "aten::neg", "aten::pow", "aten::mean", "aten::rsqrt",
+    ),
+}  # fmt: skip
+"""Beginnings of the names of operators; what fits none is the rest."""
+REST = "rest"
+
+
+def main() -> None:
+    """Measure each width and dtype, print a table and write the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder for the record")
+    parser.add_argument("--rounds", type=int, default=9, help="paired rounds of each model")
+    given = parser.parse_args()
+    check_empty(given.output)
+    started, console = time.perf_counter(), Console()
+    rows: list[dict[str, Any]] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        rate = product_rate(dtype)
+        for width in WIDTHS:
+            for row in measured(width, dtype, rate, given.rounds):
+                rows.append(row)
+                parts = ", ".join(f"{kind} {share:.0%}" for kind, share in row["shares"].items())
+                console.print(
+                    f"{row['dtype']}, width {width}, {row['model']}: {row['seconds']:.3g} s, "
+                    f"{row['utilisation']:.0%} of the rate; {parts}", highlight=False, soft_wrap=True,
+                )  # fmt: skip
+    config = {**SIZES, "length": LENGTH, "widths": list(WIDTHS), "rounds": given.rounds}
+    seconds = time.perf_counter() - started
+    console.print(
+        str(Record(kind="training-step", values={"rows": rows}, config=config, seconds=seconds).save(given.output))
+    )
+
+
+def measured(width: int, dtype: torch.dtype, rate: float, rounds: int) -> list[dict[str, Any]]:
+    """A row for each model; ``rate``: FLOPs per second of a large matrix product in ``dtype``."""
+    found = models_of(0, Setting(WIDTHS[width], (LENGTH,), LENGTH, pairs=[MODELS]), "cpu")
+    ids = torch.randint(0, SIZES["vocab_size"], (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    is_half = dtype == torch.bfloat16
+    models = {name: found[name] for name in MODELS}
+    steps = {name: training_step(model, ids, is_half=is_half) for name, model in models.items()}
+    times = paired_times(steps, rounds=rounds)
+    return [
+        {
+            "model": name,
+            "width": width,
+            "dtype": str(dtype).removeprefix("torch."),
+            "parameters": model.num_parameters(),
+            "utilisation": utilisation(model, ratio["subject_seconds"], rate),
+            "rate": rate,
+            "seconds": ratio["subject_seconds"],
+            "ratio": ratio["ratio"],
+            "quartiles": ratio["quartiles"],
+            "shares": shares(steps[name]),
+        }
+        for name, model in models.items()
+        for ratio in [ratios(times, name, SOFTMAX_ON_SDPA)]
+    ]
+
+
+def utilisation(model: PreTrainedModel, seconds: float, rate: float) -> float:
+    """Operations of a step by formula, as a share of what matrix products would have done in the same time."""
+    return 3 * forward_flops(model, LENGTH) * LENGTH / (seconds * rate)
+
+
+def shares(step: Callable[[], object]) -> dict[str, float]:
+    """Share of a step's time by kind of work, the largest first."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        started = time.perf_counter()
+        step()
+        seconds = time.perf_counter() - started
+    found = Counter[str]()
+    for event in profile.key_averages():
+        found[kind_of(event.key)] += event.self_cpu_time_total / 1e6 / seconds
+    found[REST] += 1 - sum(found.values())
+    return dict(found.most_common())
+
+
+def kind_of(operator: str) -> str:
+    """The kind of work that an operator does."""
+    return next((kind for kind, names in KINDS.items() if operator.startswith(names)), REST)
+
+
+if __name__ == "__main__":
+    main()
