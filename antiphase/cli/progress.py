@@ -8,45 +8,19 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from antiphase.cli.console import sayer
-
 if TYPE_CHECKING:
     from rich.console import Console
 
     from antiphase.lab.studies.jobs import Job
 
 
-KNOWN_SECONDS, MEASURED_SECONDS, WORTH_SECONDS = 0.05, 3.0, 30.0
-"""Thresholds of an estimate: a part that took less was known before; time to measure; time left worth reporting."""
+KNOWN_SECONDS = 0.05
+"""Parts that took less were known before."""
 LINE_SECONDS = 10.0
 """Between two lines where the output is no terminal."""
 ALL = "all runs"
 KNOWN_SHARE = 0.05
 """Share of a run before which no time is given: early ones were wrong by a factor of ten."""
-
-
-class TimeLeft:
-    """Reports once for each stage of the work how much time is left, extrapolated from a first measured part."""
-
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self.say, self.clock = say, clock
-        self.begun: dict[tuple[str, float], tuple[float, float] | None] = {}
-        """By name and size of the stage: when its measured part began, and what was done then; None: told."""
-
-    def report(self, done: float, count: float, *, about: str = "") -> None:
-        """``done`` of ``count`` parts are finished of the stage that ``about`` names."""
-        now, stage = self.clock(), (about, count)
-        begun = self.begun.setdefault(stage, (now, done))  # what came before it was loading
-        if begun is None or done <= begun[1]:
-            return
-        took, parts = now - begun[0], done - begun[1]
-        if took < KNOWN_SECONDS:  # parts that were known already
-            self.begun[stage] = (now, done)
-        elif took >= MEASURED_SECONDS:
-            self.begun[stage] = None
-            left = took / parts * (count - done)
-            if left >= WORTH_SECONDS:
-                self.say(f"{f'{about}: ' if about else ''}about {duration(left)} left")
 
 
 def duration(seconds: float) -> str:
@@ -71,7 +45,12 @@ class Pace:
     def left(self, stage: Hashable, done: float, total: float) -> str:
         """For example ``about 5 minutes left``; empty before ``KNOWN_SHARE`` of the stage and at its end."""
         now = self.clock()
-        since, before = self.begun.setdefault(stage, (now, done)) if done else (now, done)
+        if not done:
+            return ""
+        since, before = self.begun.setdefault(stage, (now, done))
+        if now - since < KNOWN_SECONDS:
+            self.begun[stage] = (now, done)
+            return ""
         if done - before < KNOWN_SHARE * total or done >= total:
             return ""
         return f"about {duration((now - since) / (done - before) * (total - done))} left"
@@ -187,7 +166,7 @@ def job_progress(
 @contextmanager
 def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mapping[str, Any]], None]]:
     """Progress of one run, with the last loss and accuracy."""
-    estimate, known = TimeLeft(sayer(console)), dict[str, float]()
+    known = dict[str, float]()
     with _shown(console) as show:
 
         def report(step: int, values: Mapping[str, Any]) -> None:
@@ -201,7 +180,6 @@ def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappin
                     if found.get(name) is not None
                 }
             )
-            estimate.report(step, steps)
             text = ", ".join(f"{name} {value:.3f}" for name, value in known.items())
             if "measuring" in values:
                 text = f"measuring on held-out data ({values['measuring']}): {values['tokens']:,} tokens"
@@ -213,11 +191,9 @@ def run_progress(console: Console, steps: int) -> Iterator[Callable[[int, Mappin
 @contextmanager
 def share_progress(console: Console, words: str) -> Iterator[Callable[[float, int], None]]:
     """Progress of items processed one after the other, each step by step; work that cannot begin shows none."""
-    estimate = TimeLeft(sayer(console))
     with _shown(console) as show:
 
         def report(done: float, count: int) -> None:
-            estimate.report(done, count)
             show(None, words, done, count, "")
 
         yield report

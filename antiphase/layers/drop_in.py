@@ -4,8 +4,8 @@ attention.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Collection
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,12 @@ class SizedCache(KeyValueCache, Protocol):
 class _Layer(nn.Module):
     """What both layers share: initial values, checks, and the call."""
 
-    def __init__(self, inner: _Checked, context_size: int | None, dropout: float, others: Mapping[str, Any]) -> None:
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        """Refuse other names of the sizes before Python says that the right ones are missing."""
+        _refuse(given.keys() & {"embed_dim", "num_heads"})
+        return super().__new__(cls)
+
+    def __init__(self, inner: _Checked, context_size: int | None, dropout: float, others: Collection[str]) -> None:
         super().__init__()
         _refuse(others)
         if dropout:
@@ -210,12 +215,12 @@ class DifferentialAttentionV2(_Layer):
         super().__init__(inner, context_size, dropout, others)
 
 
-def _refuse(others: Mapping[str, Any]) -> None:
+def _refuse(others: Collection[str]) -> None:
     """
     Raises:
         TypeError: there are arguments without a meaning here; the message says what to write.
     """
-    for name in others:
+    for name in sorted(others):
         raise TypeError(f"{name} is not an argument here; {INSTEAD.get(name, 'see help() of the layer')}")
 
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from antiphase import cli
-from antiphase.cli.progress import Lines, TimeLeft, Total, job_progress, run_progress, share_progress
+from antiphase.cli.progress import Lines, Pace, Total, job_progress, run_progress, share_progress
 from antiphase.lab.studies.jobs import Job
 
 
@@ -60,34 +60,25 @@ def test_a_log_gives_no_time_before_a_twentieth():
     assert told_by_lines(steps) == ["a: 0 of 800", "a: 20 of 800", "a: 60 of 800, about 9.9 minutes left"]
 
 
-def told_by(steps, *, about=""):
-    """What an estimate says, at times in seconds."""
-    said, now = [], [0.0]
-    estimate = TimeLeft(said.append, lambda: now[0])
+def told_of(steps):
+    """What is said of the time left, at times in seconds."""
+    now = [0.0]
+    pace, told = Pace(lambda: now[0]), []
     for seconds, done, count in steps:
         now[0] = seconds
-        estimate.report(done, count, about=about)
-    return said
+        told.append(pace.left("a", done, count))
+    return told
 
 
-def test_time_is_told_once_from_the_first_measured_part():
-    assert told_by([(50, 1, 101), (54, 2, 101), (90, 20, 101)]) == ["about 6.6 minutes left"]  # loading does not count
-    assert told_by([(0, 0, 40), (10, 1, 40), (20, 2, 40)], about="a") == ["a: about 6.5 minutes left"]
-    assert told_by([(0, 0, 1000), (1, 1, 1000), (4, 2, 1000), (8, 3, 1000)]) == ["about 33 minutes left"]
-    assert told_by([(0, 0, 5), (10_000, 1, 5)]) == ["about 11 hours left"]
+def test_time_is_told_from_the_first_measured_part_and_after_a_twentieth():
+    assert told_of([(50, 1, 101), (54, 2, 101), (90, 20, 101)]) == ["", "", "about 2.8 minutes left"]
+    assert told_of([(0, 0, 5), (10_000, 1, 5), (20_000, 2, 5)]) == ["", "", "about 8.3 hours left"]
+    assert told_of([(3, 1, 3), (6, 2, 3), (9, 3, 3)]) == ["", "about 3 seconds left", ""]
 
 
 def test_what_was_known_already_does_not_count():
-    assert told_by([(0, 1, 100), (0.001, 2, 100), (0.002, 60, 100), (4.002, 61, 100)]) == ["about 2.6 minutes left"]
-
-
-def test_short_work_needs_no_estimate():
-    assert told_by([(0, 0, 10), (3, 5, 10), (6, 10, 10)]) == []
-
-
-def test_each_stage_has_its_own():
-    stages = [(0, 0, 20), (5, 1, 20), (95, 20, 20), (100, 0, 50), (110, 5, 50)]
-    assert told_by(stages) == ["about 1.6 minutes left", "about 1.5 minutes left"]
+    steps = [(0, 1, 100), (0.001, 2, 100), (0.002, 60, 100), (8.002, 65, 100)]
+    assert told_of(steps) == ["", "", "", "about 56 seconds left"]
 
 
 def test_a_run_shows_its_validation_before_step_1():

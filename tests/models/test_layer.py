@@ -79,9 +79,16 @@ def test_habits_of_other_layers_are_answered(kind):
     assert all(getattr(layer.inner, f"{name}_proj").bias.abs().sum() == 0 for name in "qkvo")
     with pytest.raises(InputError, match=r"dropout must be 0, got 0.1: .*nn.Dropout"):
         make(48, 8, layer_idx=0, dropout=0.1)
-    for name, said in (("num_heads", "num_attention_heads"), ("batch_first", "leave it out"), ("other", "see help")):
+    for name, said in (
+        ("num_heads", "num_attention_heads"),
+        ("embed_dim", "hidden_size"),
+        ("batch_first", "leave it out"),
+        ("other", "see help"),
+    ):
         with pytest.raises(TypeError, match=f"{name} is not an argument here; .*{said}"):
             make(48, 8, layer_idx=0, **{name: 8})
+    with pytest.raises(TypeError, match="embed_dim is not an argument here; it is called hidden_size"):
+        make(embed_dim=48, num_heads=8)
     x = torch.randn(2, 6, 48)
     mask = torch.ones(6, 6).tril().bool()
     for name, said in (

@@ -64,9 +64,9 @@ def local_folder(name: str, field: str) -> Path | None:
             "merge the adapter into its model, and give the folder of the result",
         )
     if not (folder / "config.json").is_file():
-        raise InputError(
-            "this folder holds no model (config.json is missing)", "give the folder of one", field=field, path=name
-        )
+        runs = sorted(path.parent for path in folder.glob("*/config.json"))
+        remedy = f"give the folder of one, such as {runs[0]}" if runs else "give the folder of one"
+        raise InputError("this folder holds no model (config.json is missing)", remedy, field=field, path=name)
     check_files(folder, field)
     return folder
 

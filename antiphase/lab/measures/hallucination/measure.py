@@ -43,7 +43,15 @@ from antiphase.lab.measures.hallucination.items import (
 from antiphase.lab.measures.hallucination.judges import Answer, EndpointJudge, Judge, LocalJudge, judge_control, verdict
 from antiphase.lab.measures.parts import silent
 from antiphase.lab.scoring.lengths import context_length
-from antiphase.lab.scoring.loading import LoadedModel, digest, load_model, origins, refused_by_model, wrap_model
+from antiphase.lab.scoring.loading import (
+    LoadedModel,
+    digest,
+    load_model,
+    openings_of,
+    origins,
+    refused_by_model,
+    wrap_model,
+)
 from antiphase.lab.text.tokenization import check_chat_template
 from antiphase.lab.training.device import loading_options
 
@@ -107,7 +115,8 @@ def evaluate(
             say(f"{sum(judged.reasons.values())} outputs have no verdict: {listed}{again}")
         found = _result(settings.name, JudgeName(settings.judge, settings.judge_url), drawn, systems, judged)
         read = origins([loaded, *([judge.loaded] if isinstance(judge, LocalJudge) else [])])
-        return found.save(output, settings, seconds=time.perf_counter() - started, **read)
+        seconds = time.perf_counter() - started
+        return found.save(output, settings, seconds=seconds, **read, **openings_of(loaded))
 
 
 def hallucination(

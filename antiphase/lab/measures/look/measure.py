@@ -14,7 +14,7 @@ from antiphase.base.records import GIVE_A_RUN, Record
 from antiphase.lab.measures.look import LearningCurve, LookSettings
 from antiphase.lab.measures.look.maps import maps_of
 from antiphase.lab.measures.look.texts import Reader
-from antiphase.lab.scoring.loading import load_model, origins, read_without_weights
+from antiphase.lab.scoring.loading import load_model, openings_of, origins, read_without_weights
 from antiphase.lab.training.device import loading_options
 
 LONGEST_NAME = 256
@@ -51,7 +51,8 @@ def evaluate(
         loaded = load_model(request.name, **loading_options(request), with_head=False)
         maps = maps_of(loaded, text, request.target, queries=span.get("queries"), keys=span.get("keys"), **size)
         result, arrays = maps.result(runs)
-        return result.save(output, request, arrays, seconds=time.perf_counter() - started, **origins([loaded]))
+        read = {**origins([loaded]), **openings_of(loaded)}
+        return result.save(output, request, arrays, seconds=time.perf_counter() - started, **read)
 
 
 def text_of(request: LookSettings, say: Callable[[str], None] = lambda message: None) -> str:

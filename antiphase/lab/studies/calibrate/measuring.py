@@ -24,7 +24,7 @@ from antiphase.calibration.plan import CalibrationPlan, fingerprint
 from antiphase.calibration.search import NO_SINKS, Score, Split, split_samples
 from antiphase.lab.measures.result import Result
 from antiphase.lab.scoring.lengths import context_length
-from antiphase.lab.scoring.loading import LoadedModel, load_model, origins
+from antiphase.lab.scoring.loading import LoadedModel, load_model, openings_of, origins
 from antiphase.lab.scoring.task_scores import probabilities, score_samples
 from antiphase.lab.statistics.intervals import mcnemar, wilson_interval
 from antiphase.lab.studies.calibrate.settings import ChoiceSettings, TaskSettings
@@ -206,16 +206,23 @@ def judged_split(
 
 
 def saved(
-    result: type[Result], values: Mapping[str, Any], settings: TaskSettings, output: Path, *, seconds: float
+    result: type[Result],
+    values: Mapping[str, Any],
+    settings: TaskSettings,
+    loaded: LoadedModel,
+    output: Path,
+    *,
+    seconds: float,
 ) -> Record:
-    """Write ``record.json``.
+    """Write ``record.json`` of what was measured on a model.
 
     Raises:
         InputError: values that the result's own type could not read again.
     """
     record = Record(
         kind=result.measurement().kind, values=finite({"model": settings.name, **values}),
-        config=finite({**asdict(settings), **origins([settings.name])}), seeds=[settings.seed], seconds=seconds,
+        config=finite({**asdict(settings), **origins([loaded]), **openings_of(loaded)}), seeds=[settings.seed],
+        seconds=seconds,
     )  # fmt: skip
     result.read(record)
     record.save(output)

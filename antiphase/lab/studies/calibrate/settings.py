@@ -50,7 +50,7 @@ class ChoiceSettings(TaskSettings):
 
     def check(self) -> None:
         if not self.tasks:
-            raise InputError("--task is missing: a YAML file, for example with 'template: trec' and 'data: FILE'")
+            raise InputError("--task is missing: a table with texts and labels, or a YAML file that names its columns")
         super().check()
         if not 0 < self.held_out < 1:
             raise InputError(f"--held-out must lie between 0 and 1, got {self.held_out}")

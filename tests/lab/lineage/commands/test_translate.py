@@ -233,5 +233,6 @@ def test_what_it_writes_is_shown_and_predicted(antiphase, refused, tmp_path):
     assert "Translation" in antiphase(f"predict r/{run['folder']} --text", ["a b"])[1]
     page = (tmp_path / "r" / "report.html").read_text()
     assert "The first 7 held out, seed 0." in page
+    refused(f"holds no model .*, such as r/{run['folder']}", "predict r --text", ["a b"])
     long = "the text has 200 tokens, more than the 128 positions"
     refused(long, f"predict r/{run['folder']} --text", ["a " * 200])

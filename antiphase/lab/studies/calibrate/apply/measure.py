@@ -67,7 +67,7 @@ def apply(
                 report(len(rows) + len(texts), total)
         applied = {name: value for name, value in asdict(plan).items() if name != "scores"}
         values = {"plan": applied, "tasks": rows, "texts": texts}
-        return saved(Apply, values, settings, output, seconds=perf_counter() - started)
+        return saved(Apply, values, settings, loaded, output, seconds=perf_counter() - started)
 
 
 def _chosen_on(plan: CalibrationPlan) -> set[str] | None:

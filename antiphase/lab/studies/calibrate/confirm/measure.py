@@ -98,7 +98,7 @@ def confirm(
         claim = registered(output, study.claim())
         assert claim is not None
         found = {"claim": claim, "dtype": dtype_of(loaded.model), **values}
-        return saved(Confirm, found, settings, output, seconds=perf_counter() - started)
+        return saved(Confirm, found, settings, loaded, output, seconds=perf_counter() - started)
 
 
 class _Confirmation:

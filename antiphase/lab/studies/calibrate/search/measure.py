@@ -100,7 +100,7 @@ def search(
         chosen_on = {name: sorted(map(hash_of_sample, some)) for name, some in split.search.items()}
         replace(plan, scores={**plan.scores, CHOSEN_ON: chosen_on}).save(output / "plan.json")
         values = {"tasks": standings, "heads_alone": plan.scores["heads"], **plan.scores, "heads": plan.heads, **judged}
-        return saved(Search, values, settings, output, seconds=perf_counter() - started)
+        return saved(Search, values, settings, loaded, output, seconds=perf_counter() - started)
 
 
 def _check_method(settings: SearchSettings, searched: Mapping[str, Sequence[Sample]]) -> None:

@@ -82,7 +82,7 @@ def study(
             standings = begun.begin()
         with refused_by_model(settings.name):  # what has been evaluated by then stays
             found = {"tasks": standings, **begun.run()}
-        return saved(CalibrationStudy, found, settings, output, seconds=perf_counter() - started)
+        return saved(CalibrationStudy, found, settings, loaded, output, seconds=perf_counter() - started)
 
 
 def _heads(settings: CalibrationStudySettings, model: PreTrainedModel) -> list[Head]:
