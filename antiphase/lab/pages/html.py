@@ -53,6 +53,7 @@ class Section:
     sentences: list[str]
     verdict: str
     figures: list[PageFigure]
+    leading: int
     provenance: Table
     detail_tables: list[Table]
 
@@ -140,6 +141,7 @@ def _section(record: Record, anchor: str) -> Section:
         sentences=list(presentation.sentences(record)),
         verdict=presentation.verdict(record),
         figures=drawn,
+        leading=presentation.leading,
         provenance=tables.provenance(record),
         detail_tables=[table for table in details if table is not None and table.title not in shown],
     )

@@ -63,6 +63,8 @@ class Presentation:
     figures: Mapping[str, Drawing] = field(default_factory=dict)
     details: Callable[[Record], list[Table | None]] = lambda record: []
     """Further tables, folded away."""
+    leading: int = 1
+    """How many figures stand before the tables."""
     arms: Callable[[Record], Sequence[str]] = lambda record: ()
     """In the order of display; the page gives each its colour."""
     sentences: Callable[[Record], Sequence[str]] = lambda record: ()

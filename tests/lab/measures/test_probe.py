@@ -29,6 +29,7 @@ from antiphase.base.records import Record, finite
 from antiphase.lab.measures.probe import Probe, ProbeSettings, presentation
 from antiphase.lab.measures.probe import measure as module
 from antiphase.lab.measures.probe.measure import sinks_on_text
+from antiphase.lab.pages import write_report
 from antiphase.lab.scoring.loading import load_model
 from support.models import save
 
@@ -87,6 +88,13 @@ def test_the_planted_sink_is_found(model, ids):
     page = found._repr_html_()
     assert "Sinks that enough queries see" in page
     assert page.count("<img") == 3
+
+
+def test_pictures_come_before_the_tables_and_heads_are_folded(model, ids, tmp_path):
+    page = write_report([sinks_on_text(model, ids, str).record()], tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.rindex("</figure>") < page.index("<caption>Layers")
+    assert page.index("<summary>The numbers behind it: Heads") < page.index("<caption>Heads") < page.index("</details>")
+    assert page.count("<caption>Heads") == 1
 
 
 def test_figures_name_the_layers_that_have_attention(model, ids):

@@ -157,7 +157,8 @@ PRESENTATION = Presentation(
     introduction="What attention does on this text: how much of it goes to the first token and to other sinks, "
     "positions that receive far more than their share. Local and uniform maps exceed the threshold at some positions "
     "even without any sink: compare the shares of sinks with null_local and null_uniform, the shares at those.",
-    tables=lambda record: [layers(record), heads(record), tokens(record), _numbers(record)],
+    tables=lambda record: [layers(record), tokens(record), _numbers(record)],
+    leading=3,
     figures={
         "sink-map": Drawing(
             draw=sink_map,
@@ -171,6 +172,7 @@ PRESENTATION = Presentation(
             title="Attention on sinks by head",
             caption="What a query gives on average to the first token, and to sinks beside it.",
             alternative="Two heatmaps of layers and heads: attention on the first token and on other sinks.",
+            behind=lambda record: [heads(record)],
             is_raster=True,
         ),
         "sink-tokens": Drawing(
