@@ -98,6 +98,9 @@ def test_every_table_stands_on_the_page(comparison, both):
 def test_the_verdict_and_a_picture_come_before_the_tables(both):
     _, source = both
     assert source.index('<p class="verdict"') < source.index("<figure") < source.index("<caption>Headline")
+    assert (
+        source.index("first-query accuracy is") < source.index("<figure") < source.index("reaches the guess rate (12.5")
+    )
 
 
 def test_sentences_and_verdict_are_verbatim(comparison, awkward, both):
@@ -142,11 +145,23 @@ def test_figures_and_tables_are_accessible(both):
     assert html["lang"] == "en"
     anchors = [value for _, attributes in page.tags if (value := attributes.get("id"))]
     assert len(set(anchors)) == len(anchors)
-    links = [str(attributes["href"]) for attributes in page.attributes("a")]
-    files = [link for link in links if link.startswith("data:text/csv;base64,")]
-    assert {link.removeprefix("#") for link in links if link not in files} == set(anchors)
-    assert any(b"Seed" in base64.b64decode(link.partition(",")[2]) for link in files)
-    assert len(files) == sum("download" in attributes for attributes in page.attributes("a")) > 5
+    links = page.attributes("a")
+    assert {link["href"].removeprefix("#") for link in links if "download" not in link} == set(anchors)
+
+
+def test_every_table_and_every_figure_can_be_saved(both):
+    page, _ = both
+    files = {"csv": [], "svg": [], "png": []}
+    for link in page.attributes("a"):
+        if "download" in link:
+            files[link["download"].rpartition(".")[2]].append(link["href"])
+    contents = [base64.b64decode(link.removeprefix("data:text/csv;base64,")) for link in files["csv"]]
+    assert len(contents) == len(page.attributes("table"))
+    assert any(b"Seed" in content for content in contents)
+    assert [*files["svg"], *files["png"]] == sorted(
+        (image["src"] for image in page.attributes("img")), key=lambda source: not source.startswith("data:image/svg")
+    )
+    assert all(link.startswith("data:image/png;") for link in files["png"])
 
 
 def test_the_map_says_which_head_it_shows(both):
