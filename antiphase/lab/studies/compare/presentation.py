@@ -17,8 +17,7 @@ def _introduction(record: Record) -> str:
     found = shown(record)
     seeds = len({run.seed for run in found.runs})
     repeated = "once with one seed" if seeds == 1 else f"once with each of {seeds} seeds"
-    guess, so_far = found.guess_rate, found.unfinished
-    by_chance = f" ({100 * guess:.3g} % here)" if guess is not None else ""
+    so_far = found.unfinished
     waiting = (
         ""
         if so_far is None
@@ -27,10 +26,20 @@ def _introduction(record: Record) -> str:
     return (
         f"{waiting}Language models that differ in one thing, the arm ({', '.join(found.arms)}), were trained "
         f"side by side, {repeated}; in each seed every arm read the same data in the same order. A fact in a "
-        "longer text is asked for: first-query accuracy is the share of first questions that a model answered right. A "
-        f"model that only names any value it has seen reaches the guess rate{by_chance}, and the untrained model "
-        f"({found.untrained}) shows what a model does before this training: read every accuracy beside those two. "
-        "Seeds are repetitions; where the ranges of two arms overlap, the order may be chance."
+        "longer text is asked for: first-query accuracy is the share of first questions that a model answered right."
+    )
+
+
+def _curves_caption(record: Record) -> str:
+    found = shown(record)
+    words = "Thin lines are single seeds, thick lines the median where every seed was measured."
+    if len(found.arms) == 1:
+        return words
+    by_chance = f" ({100 * found.guess_rate:.3g} % here)" if found.guess_rate is not None else ""
+    return (
+        f"{words} A model that only names any value it has seen reaches the guess rate{by_chance}, and the untrained "
+        f"model ({found.untrained}) shows what a model does before this training: read every accuracy beside those "
+        "two. Seeds are repetitions; where the ranges of two arms overlap, the order may be chance."
     )
 
 
@@ -80,7 +89,7 @@ FIGURES = {
     "learning-curves": Drawing(
         draw=figures.learning_curves,
         title="Learning curves",
-        caption="Thin lines are single seeds, thick lines the median where every seed was measured.",
+        caption=_curves_caption,
         alternative=_final_accuracies,
         behind=lambda record: [tables.runs_table(shown(record)), tables.curve_table(shown(record))],
     ),
