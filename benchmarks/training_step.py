@@ -4,8 +4,8 @@
 
 V1 on the native kernels and softmax on PyTorch's attention, in fp32 and under autocast to bf16, at widths 256 and 768.
 The record has the time of a step, the ratio of paired rounds, model FLOP utilisation (three times the operations of the
-forward pass by ``estimate``, over what a large matrix product of the same dtype would have done meanwhile), and the share
-of each kind of work by PyTorch's profiler. The rest is Python and what the profiler adds to small operators.
+forward pass by ``estimate``, over those of large matrix products of the same dtype that take as long), and the share of
+each kind of work by PyTorch's profiler. The rest is Python and what the profiler adds to small operators.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from transformers import PreTrainedModel
 from antiphase.base.folders.ownership import check_empty
 from antiphase.base.records import Record
 from antiphase.lab.speed.model import OURS, SIZES, SOFTMAX_ON_SDPA, Setting, models_of, training_step
-from antiphase.lab.speed.timing import paired_times, product_rate, ratios
+from antiphase.lab.speed.timing import RATE_SIZES, paired_times, ratios
 from antiphase.lab.studies.estimate.operations import forward_flops
 
 LENGTH = 2048
+PRODUCT = RATE_SIZES["cpu"]
 WIDTHS = {256: SIZES, 768: {**SIZES, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12}}
 MODELS = (OURS, SOFTMAX_ON_SDPA)
 KINDS = {
     "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn"),
     "attention": ("antiphase::native_attention", "aten::_scaled_dot_product"),
-    "loss": ("antiphase::native_loss", "aten::_log_softmax", "aten::nll_loss"),
+    "loss": ("antiphase::native_cross", "aten::_log_softmax", "aten::nll_loss"),
     "norms and λ": ("antiphase::native_norm", "antiphase::native_lambda"),
     "optimizer": ("aten::_fused_adamw",),
     "copies and conversions": ("aten::copy_", "aten::cat", "aten::fill_"),
@@ -55,9 +56,8 @@ def main() -> None:
     started, console = time.perf_counter(), Console()
     rows: list[dict[str, Any]] = []
     for dtype in (torch.float32, torch.bfloat16):
-        rate = product_rate(dtype)
         for width in WIDTHS:
-            for row in measured(width, dtype, rate, given.rounds):
+            for row in measured(width, dtype, given.rounds):
                 rows.append(row)
                 parts = ", ".join(f"{kind} {share:.0%}" for kind, share in row["shares"].items())
                 console.print(
@@ -71,22 +71,22 @@ def main() -> None:
     )
 
 
-def measured(width: int, dtype: torch.dtype, rate: float, rounds: int) -> list[dict[str, Any]]:
-    """A row for each model; ``rate``: FLOPs per second of a large matrix product in ``dtype``."""
+def measured(width: int, dtype: torch.dtype, rounds: int) -> list[dict[str, Any]]:
+    """A row for each model; a matrix product of ``PRODUCT`` rows and columns takes its turn in every round."""
     found = models_of(0, Setting(WIDTHS[width], (LENGTH,), LENGTH, pairs=[MODELS]), "cpu")
     ids = torch.randint(0, SIZES["vocab_size"], (1, LENGTH), generator=torch.Generator().manual_seed(0))
     is_half = dtype == torch.bfloat16
     models = {name: found[name] for name in MODELS}
     steps = {name: training_step(model, ids, is_half=is_half) for name, model in models.items()}
-    times = paired_times(steps, rounds=rounds)
+    matrix = torch.randn(PRODUCT, PRODUCT).to(dtype)
+    times = paired_times({**steps, "product": lambda: matrix @ matrix}, rounds=rounds)
     return [
         {
             "model": name,
             "width": width,
             "dtype": str(dtype).removeprefix("torch."),
             "parameters": model.num_parameters(),
-            "utilisation": utilisation(model, ratio["subject_seconds"], rate),
-            "rate": rate,
+            "utilisation": utilisation(model, ratios(times, name, "product")["ratio"]),
             "seconds": ratio["subject_seconds"],
             "ratio": ratio["ratio"],
             "quartiles": ratio["quartiles"],
@@ -97,9 +97,9 @@ def measured(width: int, dtype: torch.dtype, rate: float, rounds: int) -> list[d
     ]
 
 
-def utilisation(model: PreTrainedModel, seconds: float, rate: float) -> float:
-    """Operations of a step by formula, as a share of what matrix products would have done in the same time."""
-    return 3 * forward_flops(model, LENGTH) * LENGTH / (seconds * rate)
+def utilisation(model: PreTrainedModel, products: float) -> float:
+    """Operations of a step by formula, as a share of those of the matrix products that take as long."""
+    return float(3 * forward_flops(model, LENGTH) * LENGTH / (products * 2 * PRODUCT**3))
 
 
 def shares(step: Callable[[], object]) -> dict[str, float]:

@@ -47,7 +47,7 @@ def page_writer(console: Console, output: Path) -> Callable[[Record], None]:
     shown: list[Path] = []
 
     def write(record: Record) -> None:
-        write_report([record], page, refresh=REFRESH_SECONDS)
+        write_report([record], page, refresh=None if record.values.get("stopped") else REFRESH_SECONDS)
         if not shown:
             console.print(f"learning curves so far: {page}", highlight=False)
             shown.append(page)

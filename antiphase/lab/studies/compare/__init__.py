@@ -116,6 +116,8 @@ class Comparison(Numbers, Result):
     attention_map: Picture = field(default_factory=Picture)
     unfinished: float | None = field(default=None, metadata=OPTIONAL)
     """Share of the training that is done, of a page during training."""
+    stopped: bool | None = field(default=None, metadata=OPTIONAL)
+    """Whether the work ended there, of such a page."""
 
     def runs_of(self, arm: str) -> list[ComparedRun]:
         """The runs of one arm, in the order of seeds."""

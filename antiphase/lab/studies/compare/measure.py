@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -76,7 +77,8 @@ def compare(
         say: called with what happens outside the runs.
         executor: where the runs are made.
         begin: called before anything is read, to make what arms start from.
-        watch: called now and then during training with a record of what there is so far: the curves.
+        watch: called now and then during training with a record of what there is so far: the curves; and once more if
+            the work stops after that.
 
     Returns:
         The record of kind "compare".
@@ -95,8 +97,8 @@ def compare(
         begin()
 
     started = time.perf_counter()
-    with grid.held(resume=resume, say=say, begin=first) as data:
-        grid.train(_showing(grid, data, report, watch), say)
+    with grid.held(resume=resume, say=say, begin=first) as data, _showing(grid, data, report, watch) as show:
+        grid.train(show, say)
         say("measuring retrieval, loss and attention of every model, trained and untrained")
         claim = registered(output, claim_of(preset))
         values, arrays = measure(grid, data, claim)
@@ -105,23 +107,34 @@ def compare(
         return record
 
 
-def _showing(grid: Grid, data: PreparedData, report: Report, watch: Callable[[Record], None]) -> Report:
-    """``report``, and from time to time ``watch`` with the curves so far."""
-    due = time.monotonic() + FIRST_PAGE
+@contextmanager
+def _showing(grid: Grid, data: PreparedData, report: Report, watch: Callable[[Record], None]) -> Iterator[Report]:
+    """``report``, and from time to time ``watch`` with the curves so far; once more if the work stops."""
+    due, is_shown, is_stopped = time.monotonic() + FIRST_PAGE, False, True
 
     def show(job: Job, step: int, values: dict[str, Any]) -> None:
-        nonlocal due
+        nonlocal due, is_shown
         report(job, step, values)
         if time.monotonic() >= due:
             record = unfinished(grid, guess_rate=data.task().guess_rate)
             if record is not None:
                 watch(record)
+                is_shown = True
             due = time.monotonic() + NEXT_PAGES
 
-    return show
+    try:
+        yield show
+        is_stopped = False
+    except OSError:  # a page could not be written either, and would say less
+        is_stopped = False
+        raise
+    finally:
+        last = unfinished(grid, guess_rate=data.task().guess_rate, stopped=True) if is_shown and is_stopped else None
+        if last is not None:
+            watch(last)
 
 
-def unfinished(grid: Grid, *, guess_rate: float) -> Record | None:
+def unfinished(grid: Grid, *, guess_rate: float, stopped: bool | None = None) -> Record | None:
     """What a comparison has so far: every run's evaluations; None before the second one. It is for pages, not kept."""
     curves = {job: [build(CurvePoint, point) for point in read_curve(grid.output / job.name)] for job in grid.jobs}
     if max(map(len, curves.values())) < 2:
@@ -131,7 +144,7 @@ def unfinished(grid: Grid, *, guess_rate: float) -> Record | None:
     done = sum(curve[-1].step for curve in curves.values() if curve)
     found = Comparison(
         arms=list(settings.arms), threshold=settings.threshold, guess_rate=guess_rate, runs=runs,
-        unfinished=done / sum(job.settings.training.steps for job in grid.jobs),
+        unfinished=done / sum(job.settings.training.steps for job in grid.jobs), stopped=stopped,
     )  # fmt: skip
     return Record(kind="compare", values=finite(found), seeds=list(settings.seeds))
 

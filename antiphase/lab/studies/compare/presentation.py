@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from antiphase.base.errors import named, worded
 from antiphase.base.records import Record
 from antiphase.lab.measures.perplexity.presentation import losses
 from antiphase.lab.measures.retrieval_shown import allocation_drawing, allocation_tables, needle_tables, needles_drawing
@@ -18,11 +19,7 @@ def _introduction(record: Record) -> str:
     seeds = len({run.seed for run in found.runs})
     repeated = "once with one seed" if seeds == 1 else f"once with each of {seeds} seeds"
     so_far = found.unfinished
-    waiting = (
-        ""
-        if so_far is None
-        else f"{100 * so_far:.0f} % of the training is done; this page is updated while the models train.\n"
-    )
+    waiting = "" if so_far is None else f"{_progress(record, so_far, is_stopped=bool(found.stopped))}\n"
     return (
         f"{waiting}Language models that differ in one thing, the arm ({', '.join(found.arms)}), were trained "
         f"side by side, {repeated}; in each seed every arm read the same data in the same order. A fact in a "
@@ -41,6 +38,15 @@ def _curves_caption(record: Record) -> str:
         f"model ({found.untrained}) shows what a model does before this training: read every accuracy beside those "
         "two. Seeds are repetitions; where the ranges of two arms overlap, the order may be chance."
     )
+
+
+def _progress(record: Record, share: float, *, is_stopped: bool) -> str:
+    """How far a comparison is, and what comes next."""
+    percent, resume = f"{100 * share:.0f} % of the training", worded(named("resume"))
+    if not is_stopped:
+        return f"{percent} is done; this page is updated while the models train."
+    again = record.command if resume in record.command.split() else f"{record.command} {resume}"
+    return f"The comparison stopped when {percent} was done. It goes on with: {again}"
 
 
 def _final_accuracies(record: Record) -> str:
