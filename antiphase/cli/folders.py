@@ -102,7 +102,7 @@ def command(measurement: Measurement) -> Callable[..., None]:
             further = presentation.further(record, output)
             finish(console, record, output, page=presentation.page, further=further, as_json=as_json)
             if closing := presentation.closing(record, output):
-                console.print(closing, highlight=False)
+                console.print(closing, highlight=False, soft_wrap=True)
         if measurement.plan is not None and output is not None:
             from antiphase.lab.studies.jobs import check_any_left
 

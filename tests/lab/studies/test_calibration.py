@@ -39,7 +39,10 @@ def test_search_writes_a_plan_that_apply_takes(antiphase, tmp_path):
     code, out, _ = antiphase(f"{SEARCH} --score probability --output s")
     assert code == 0
     assert "Held-out probability of right answers before" in out
-    assert out.endswith("plan:   s/plan.json\n")
+    assert out.endswith(
+        "plan:   s/plan.json\n"
+        "next:   antiphase calibrate apply model --plan s/plan.json --task OTHER.yaml --output s-apply\n"
+    )
     found = values(tmp_path / "s")
     plan = CalibrationPlan.load(tmp_path / "s" / "plan.json")
     assert (plan.alpha, plan.mode) == (1.2, "prompt")

@@ -61,6 +61,8 @@ def test_confirm(antiphase, tmp_path, monkeypatch):
     assert code == 0, err
     assert "heads have sinks and are tried on 12 samples" in out
     found = values(tmp_path / "s")
+    assert found["verdict"] in " ".join(out.split())
+    assert " ".join(out.split()).endswith("next: antiphase calibrate study model --task task.yaml --output s-study")
     written = json.loads((tmp_path / "s" / "claim.json").read_text())
     assert written["contrast"].startswith(found["primary"]["measure"])
     assert (found["claim"]["written"], written["n"]) == (written["written"], found["primary"]["samples"])
@@ -119,7 +121,7 @@ def test_confirm(antiphase, tmp_path, monkeypatch):
     assert {row["heads"] for row in found["controls"][:-1]} == {len(kept)}
     assert found["control_samples"] == 10
     page = write_report([Record.load(tmp_path / "s")], tmp_path / "page.html").read_text()
-    for title in ("What the chosen heads gain", "Controls", "The chosen heads beside controls"):
+    for title in ("What the chosen heads gain", "Controls", "The chosen heads beside controls", found["verdict"]):
         assert title in page
 
     count = len(seen)

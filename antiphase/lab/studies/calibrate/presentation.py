@@ -1,8 +1,10 @@
-"""Tables and the figure that records of search, application and study share."""
+"""What records of search, application and studies share: tables, the figure, words of verdicts, the next command."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 import matplotlib
@@ -10,6 +12,7 @@ import numpy
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from antiphase.base.errors import named, worded
 from antiphase.base.records import Record
 from antiphase.lab.pages.plots import STYLE
 from antiphase.lab.pages.presentation import Drawing
@@ -19,6 +22,36 @@ from antiphase.lab.studies.calibrate.settings import ControlEffect, Measures, St
 EXACT = "p: exact, that as many samples become better as worse (McNemar's test, where they are right or wrong)."
 POINTS = 100
 """Changes of shares are shown in percentage points."""
+
+
+RANDOM_HEADS = "random heads"
+"""How settings of controls with other heads begin."""
+SURE = 0.05
+"""Largest share of random choices of heads that gain as much where the choice is said to matter."""
+
+
+def spoken(score: str | None) -> str:
+    """The score that chooses heads, in words."""
+    return "score" if score == "metric" else "probability of right answers"
+
+
+def judged(gain: float, interval: Sequence[float], random: Sequence[float]) -> str:
+    """A gain with its interval, what it shows, and how many of the gains of random heads are as large."""
+    words, (low, high) = f"{signed(gain)} points (95 % {signed_interval(interval)})", interval
+    if low <= 0:
+        return f"{words}: {'a loss' if high < 0 else 'no gain'} is shown"
+    if not random:
+        return f"{words}: a gain is shown, but random heads, which may gain as much, were not tried"
+    as_much = sum(one >= gain for one in random)
+    matters = "" if (1 + as_much) / (1 + len(random)) < SURE else ", so the choice of heads is not shown to matter"
+    return f"{words}: a gain is shown; {as_much} of {len(random)} draws of random heads gain as much{matters}"
+
+
+def next_command(record: Record, output: Path, command: str, *tasks: str, plan: Path | None = None) -> str:
+    """What to type next, for the terminal, with the same tasks if none is given."""
+    given = [*([("plan", plan)] if plan else []), *(("task", task) for task in tasks or record.config.get("tasks", ()))]
+    flags = [(worded(named(name)), str(value)) for name, value in (*given, ("output", f"{output}-{command}"))]
+    return f"next:   {shlex.join(['antiphase', 'calibrate', command, record.values['model'], *sum(flags, ())])}"
 
 
 def left_out_note(left_out: Mapping[str, int]) -> str:

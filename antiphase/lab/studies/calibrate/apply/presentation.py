@@ -2,10 +2,49 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from antiphase.base.records import Record
 from antiphase.lab.pages.presentation import Presentation
 from antiphase.lab.pages.tables import Column, Table
-from antiphase.lab.studies.calibrate.apply import Apply
-from antiphase.lab.studies.calibrate.presentation import EXACT, measures_table, signed, signed_interval
+from antiphase.lab.studies.calibrate.apply import Apply, Compared
+from antiphase.lab.studies.calibrate.presentation import (
+    EXACT,
+    format_share,
+    judged,
+    measures_table,
+    next_command,
+    signed,
+    signed_interval,
+)
+
+
+def verdict(record: Record) -> str:
+    """What the plan changes in each task."""
+    rows = Apply.of(record).tasks
+    if not rows:
+        return "No task was scored, and continued texts do not show whether the plan helps."
+    return " ".join(
+        f"{row.task}: {row.metric} {format_share(row.score)} without and {format_share(row.calibrated)} with the plan "
+        f"on {row.samples:,} samples, {judged(row.gain, row.gain_interval, ())}{_of_reading(row)}."
+        for row in rows
+    )
+
+
+def _of_reading(row: Compared) -> str:
+    """What a gain is without the labels' prior."""
+    if row.measures is None or row.measures_calibrated is None or row.gain_interval[0] <= 0:
+        return ""
+    centred = row.measures_calibrated.mean_centred_accuracy - row.measures.mean_centred_accuracy
+    return f"; the mean-centred accuracy, which a moved prior leaves alone, gains {signed(centred)} points"
+
+
+def closing(record: Record, output: Path) -> str:
+    """A confirmatory study, which is for classifications; of texts alone, the plan with a task."""
+    found = Apply.of(record)
+    if not found.tasks:
+        return next_command(record, output, "apply", "TASK.yaml", plan=Path(record.config["plan"]))
+    return next_command(record, output, "confirm" if all(row.measures for row in found.tasks) else "study")
 
 
 @Apply.from_record
@@ -48,4 +87,6 @@ def continued(found: Apply) -> Table | None:
 PRESENTATION = Presentation(
     introduction="The model as it is and with the plan's heads calibrated, on the same samples.",
     tables=lambda record: [compared(record), measures(record), continued(record)],
+    verdict=verdict,
+    closing=closing,
 )

@@ -17,6 +17,7 @@ from antiphase.lab.studies.calibrate.presentation import (
     head_changes,
     heads_drawing,
     measures_table,
+    next_command,
     signed,
     signed_interval,
     standings,
@@ -35,7 +36,7 @@ def outcomes(found: Confirm) -> Table:
     columns = [Column("Measure"), Column("Task"), Column("Samples", "integer"), Column("Plain", "percent"),
                Column("Calibrated", "percent"), Column("Gain in points, 95 %"), Column("Better / worse"),
                Column("p", "number")]  # fmt: skip
-    return Table(title="What the chosen heads gain", columns=columns, rows=rows, note=found.verdict)
+    return Table(title="What the chosen heads gain", columns=columns, rows=rows)
 
 
 @Confirm.from_record
@@ -119,6 +120,8 @@ PRESENTATION = Presentation(
     "samples, and every gain is measured on the other. The primary measure does not change when a model merely "
     "favours another label.",
     tables=lambda record: [outcomes(record), plain(record), measures(record), controls(record), acting(record)],
+    verdict=lambda record: Confirm.of(record).verdict,
+    closing=lambda record, output: next_command(record, output, "study"),
     figures={
         "confirm-controls": Drawing(
             draw=control_dots,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -10,17 +11,43 @@ from antiphase.base.records import Record
 from antiphase.lab.pages.presentation import Presentation
 from antiphase.lab.pages.tables import Column, Table
 from antiphase.lab.studies.calibrate.presentation import (
+    RANDOM_HEADS,
     controls_table,
     format_share,
     head_changes,
     heads_drawing,
+    judged,
     left_out_note,
     measures_table,
+    next_command,
     signed,
     signed_interval,
+    spoken,
     standings,
 )
 from antiphase.lab.studies.calibrate.search import Search
+
+
+def verdict(record: Record) -> str:
+    """What the kept heads do, and how much of it is shown."""
+    found, score = Search.of(record), spoken(record.config.get("score"))
+    tried, kept = len(found.heads_alone), sum(map(len, found.heads.values()))
+    if not kept:
+        return f"None of the {tried} heads that were tried raises the {score} alone, so the plan changes nothing."
+    others = sum(found.samples.values()) - sum(map(len, found.search_samples.values())) - sum(found.left_out.values())
+    random = [row.gain for row in found.controls if row.setting.startswith(RANDOM_HEADS)]
+    gain = judged(found.held_out_gain, found.held_out_gain_interval, random)
+    return (
+        f"{kept} of {tried} heads raise the {score} alone on the samples that choose; chance lets up to half do so. "
+        f"The plan changes these {kept}. On {others:,} other samples it changes the {score} by {gain}."
+    )
+
+
+def closing(record: Record, output: Path) -> str:
+    """The plan, and what judges it on other data."""
+    plan = output / "plan.json"
+    further = next_command(record, output, "apply", "OTHER.yaml", plan=plan) if Search.of(record).heads else ""
+    return f"plan:   {plan}\n{further}".strip()
 
 
 def result(record: Record) -> Table | None:
@@ -29,7 +56,7 @@ def result(record: Record) -> Table | None:
     if found is None:
         return None
     kept = ", ".join(f"{layer}: {' '.join(map(str, heads))}" for layer, heads in found.heads.items()) or "none"
-    score = "score" if record.config.get("score") == "metric" else "probability of right answers"
+    score = spoken(record.config.get("score"))
     rows: list[list[Any]] = [
         [f"Held-out {score} before", format_share(found.held_out_before)],
         [f"Held-out {score} after", format_share(found.held_out_after)],
@@ -77,5 +104,6 @@ PRESENTATION = Presentation(
     "and its interval.",
     tables=lambda record: [plain(record), result(record), measures(record), controls(record)],
     figures=heads_drawing(heads_alone),
-    closing=lambda record, output: f"plan:   {output / 'plan.json'}",
+    verdict=verdict,
+    closing=closing,
 )

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
 
+from antiphase.base.records import Record
 from antiphase.lab.pages.plots import COLOURS, STYLE
 from antiphase.lab.pages.presentation import Drawing, Presentation
 from antiphase.lab.pages.tables import Column, Table
 from antiphase.lab.studies.calibrate.presentation import (
     EXACT,
     POINTS,
+    RANDOM_HEADS,
     better_and_worse,
     format_share,
     head_changes,
     heads_drawing,
+    judged,
     left_out_note,
     measures_table,
+    next_command,
     signed,
     signed_interval,
     signed_or_none,
+    spoken,
     standings,
 )
 from antiphase.lab.studies.calibrate.study import CalibrationStudy, Effect
@@ -30,6 +36,31 @@ from antiphase.lab.studies.calibrate.study import CalibrationStudy, Effect
 def gains_of(found: CalibrationStudy) -> list[tuple[str, Effect, float]]:
     """Part, row and gain, but for what was refused."""
     return [(part, row, row.gain) for part, rows in found.rows.items() for row in rows if row.gain is not None]
+
+
+def verdict(record: Record) -> str:
+    """What the kept heads do, and how much of it is shown."""
+    found = CalibrationStudy.of(record)
+    heads, count, score = found.heads, sum(map(len, found.kept.values())), spoken(found.score)
+    alone = ""
+    if heads is not None:
+        improved, by_chance = map(format_share, (heads.improved, heads.null_improved))
+        alone = f"Alone, {improved} of the heads raise the {score}, {by_chance} would by chance. "
+    if not count:
+        return f"{alone}No head raises the {score} on the samples that choose, so there is nothing to judge."
+    gains = gains_of(found)
+    gain, interval = next((gain, row.gain_interval) for part, row, gain in gains if part == "kept heads")
+    random = [gain for part, row, gain in gains if part == "controls" and row.setting.startswith(RANDOM_HEADS)]
+    return (
+        f"{alone}{count} raise the {score} on the samples that choose; together they change it on the others by "
+        f"{judged(gain, interval, random)}."
+    )
+
+
+def closing(record: Record, output: Path) -> str:
+    """A confirmatory study, which is for classifications; of other tasks, the search that keeps a plan."""
+    found = CalibrationStudy.of(record)
+    return next_command(record, output, "confirm" if len(found.measures) == len(found.tasks) else "search")
 
 
 @CalibrationStudy.from_record
@@ -182,6 +213,8 @@ PRESENTATION = Presentation(
         screening(record),
         effects(record),
     ],
+    verdict=verdict,
+    closing=closing,
     figures={
         **heads_drawing(heads_alone),
         "calibration-effects": Drawing(
