@@ -96,6 +96,20 @@ def shares() -> list[list[str]]:
     return found
 
 
+def steps() -> list[list[str]]:
+    """What a training step of V1 consists of."""
+    kinds = ("matrix products", "attention", "elementwise", "rest")
+    found = [["V1, a step of 2,048 tokens", "time / softmax", "FLOP utilisation (softmax)", *kinds]]
+    rows = values("training-step")["rows"]
+    for row, other in zip(rows[::2], rows[1::2], strict=True):
+        found.append([
+            f"width {row['width']}, {SHORT[row['dtype']]}", ratio_text(row),
+            f"{100 * row['utilisation']:.0f} % ({100 * other['utilisation']:.0f} %)",
+            *(f"{100 * row['shares'][kind]:.0f} %" for kind in kinds),
+        ])  # fmt: skip
+    return found
+
+
 def memory() -> list[list[str]]:
     """Peak memory of one call."""
     rows = values()["memory"]

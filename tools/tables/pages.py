@@ -320,6 +320,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "gpu-pairs": gpu_tables.pairs,
     "gpu-controls": gpu_tables.controls,
     "processors": operator_tables.by_processor,
+    "steps": operator_tables.steps,
     "shares": operator_tables.shares,
     "dependency": lambda: of_report("dependency", accuracies),
     "demo-short": demo_at_a_glance,
