@@ -11,7 +11,10 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from antiphase.base.folders.ownership import is_in_use
+from antiphase.base.randomness import keyed_generator
 from antiphase.base.records import Record
+from antiphase.lab.settings.presets import load_preset
+from antiphase.lab.text.prepare import prepare
 from support.records import without_times
 
 pytestmark = pytest.mark.slow
@@ -83,6 +86,23 @@ def test_record_holds_both_arms_trained_and_untrained(study):
         found = record.arrays[values["attention_map"]["arrays"][arm]]
         rows = values["attention_map"]["rows"]
         assert found.shape == (2, heads, len(rows), len(values["attention_map"]["tokens"]))
+
+
+def test_answers_of_the_models_are_shown(study, preset):
+    data = prepare(load_preset(str(preset)).run.data, study / "tokens")
+    batch = data.task().sample(3, keyed_generator("samples"))
+    found = Record.load(study).values["samples"]
+    ids, positions = batch.input_ids, batch.answer_positions[:, 0]
+    for arm in ("softmax", "differential"):
+        model = AutoModelForCausalLM.from_pretrained(study / f"{arm}-seed0").eval()
+        chosen = model(input_ids=ids).logits.argmax(-1)
+        for row, (sample, places) in enumerate(zip(found, positions, strict=True)):
+            places = places[places >= 0]
+            end = int(places[0])
+            assert sample["answers"][arm] == data.tokenizer.decode(chosen[row, places - 1])
+            assert sample["right"] == data.tokenizer.decode(ids[row, places])
+            assert sample["question"] == data.tokenizer.decode(ids[row, end - 8 : end])
+    assert "… the end of the text" in (study / "report.html").read_text(encoding="utf-8")
 
 
 def test_every_model_loads_with_its_tokenizer(study):

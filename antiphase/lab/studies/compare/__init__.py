@@ -84,6 +84,17 @@ class Picture:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A held-out retrieval text, and what the arms answered to its first question."""
+
+    question: str
+    """The last tokens before the answer."""
+    right: str
+    answers: dict[str, str]
+    """By arm, of its model of the first seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Numbers:
     """What the numbers of the runs say of the arms."""
 
@@ -114,6 +125,7 @@ class Comparison(Numbers, Result):
     perplexity: list[ModelLoss] = field(default_factory=list)
     allocation: list[MapAllocation] = field(default_factory=list)
     attention_map: Picture = field(default_factory=Picture)
+    samples: list[Sample] = field(default_factory=list)
     unfinished: float | None = field(default=None, metadata=OPTIONAL)
     """Share of the training that is done, of a page during training."""
     stopped: bool | None = field(default=None, metadata=OPTIONAL)

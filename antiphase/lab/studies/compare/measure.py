@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from antiphase.base.records import Record, finite
 from antiphase.base.typed import build
 from antiphase.lab.scoring.allocation import attention_map, batches_of
 from antiphase.lab.scoring.effects import allocation_with_effects
+from antiphase.lab.scoring.likelihood import Predict
 from antiphase.lab.scoring.loading import load_model, refused_by_model
 from antiphase.lab.scoring.needles import crossings, needle_grid, predictor, summarize
 from antiphase.lab.scoring.perplexity import losses_by_sequence, perplexity
@@ -31,6 +32,7 @@ from antiphase.lab.studies.compare import (
     ComparisonSettings,
     Parameters,
     Picture,
+    Sample,
 )
 from antiphase.lab.studies.compare.comparison import claim_of, compared
 from antiphase.lab.studies.grid import Grid, needle_tasks
@@ -38,6 +40,7 @@ from antiphase.lab.studies.jobs import Job, Report
 from antiphase.lab.studies.plan import Plan, described
 from antiphase.lab.studies.runs import CurvePoint
 from antiphase.lab.text.prepare import PreparedData
+from antiphase.lab.text.retrieval import RetrievalBatch
 from antiphase.lab.training.device import choose_device
 from antiphase.lab.training.execution.choice import executor_of
 from antiphase.lab.training.execution.executor import Executor
@@ -47,6 +50,8 @@ from antiphase.lab.training.run_model import starting_model
 
 FIRST_PAGE, NEXT_PAGES = 20.0, 30.0
 """Seconds of training after which an unfinished comparison is first shown, and between later ones."""
+SAMPLES, SHOWN_TOKENS = 3, 8
+"""Texts whose answers are shown, and how many tokens of each."""
 MAP_QUERIES = 64
 """Rows of the pictured attention map: the last ones up to the end of the first question."""
 
@@ -158,6 +163,7 @@ def measure(grid: Grid, data: PreparedData, claim: Registration | None) -> tuple
     losses: list[dict[str, Any]] = []
     arrays: dict[str, Any] = {}
     ids, pictured = _picture(data)
+    answers: dict[str, list[str]] = {}
     evaluation, tasks = run.evaluation, needle_tasks(run, data)
     asked = data.task().sample(evaluation.samples, keyed_generator("allocation"))
     held_out = data.validation(evaluation.validation_sequences)
@@ -185,6 +191,8 @@ def measure(grid: Grid, data: PreparedData, claim: Registration | None) -> tuple
         by_sequence: list[float | None] | None = None
         if trained is not None:
             by_sequence = [round(loss, 6) for loss in losses_by_sequence(trained, held_out)]
+            if job.seed == settings.seeds[0]:
+                answers[job.arm] = _answers(data, predictor(trained))
             if job.seed == settings.seeds[0] and _has_attention(job.settings):
                 maps = attention_map(trained, ids, queries=slice(-MAP_QUERIES, None))
                 arrays[f"attention_map.{job.arm}"] = maps.cpu().numpy()
@@ -209,9 +217,38 @@ def measure(grid: Grid, data: PreparedData, claim: Registration | None) -> tuple
         "attention_map": replace(
             pictured, layers=run.model.num_hidden_layers, arrays={name.partition(".")[2]: name for name in arrays}
         ),
+        "samples": _samples(data, answers),
         **vars(common),
     }
     return finite(values), arrays
+
+
+def _samples(data: PreparedData, answers: Mapping[str, Sequence[str]]) -> list[Sample]:
+    """The texts of ``_shown_texts``, with the answers of each arm."""
+    batch = _shown_texts(data)
+    rights = _answers(data, lambda ids, positions: ids.gather(1, positions.clamp(min=0)))
+    return [
+        Sample(
+            question=data.tokenizer.decode(ids[max(0, end - SHOWN_TOKENS + 1) : end + 1]),
+            right=right,
+            answers={arm: own[row] for arm, own in answers.items()},
+        )
+        for row, (ids, end, right) in enumerate(
+            zip(batch.input_ids.tolist(), batch.prompt_end.tolist(), rights, strict=True)
+        )
+    ]
+
+
+def _answers(data: PreparedData, predict: Predict) -> list[str]:
+    """The answer to the first question of each shown text, by its most likely tokens after the right ones."""
+    batch = _shown_texts(data)
+    positions = batch.answer_positions[:, 0]
+    found = predict(batch.input_ids, positions)
+    return [data.tokenizer.decode(ids[own >= 0]).strip() for ids, own in zip(found.cpu(), positions, strict=True)]
+
+
+def _shown_texts(data: PreparedData) -> RetrievalBatch:
+    return data.task().sample(SAMPLES, keyed_generator("samples"))
 
 
 def _summaries(arms: Sequence[str], cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -130,7 +130,7 @@ def _details(record: Record) -> list[Table | None]:
 
 PRESENTATION = Presentation(
     introduction=_introduction,
-    tables=lambda record: [tables.headline(shown(record))],
+    tables=lambda record: [tables.headline(shown(record)), tables.samples(shown(record))],
     figures=FIGURES,
     details=_details,
     arms=lambda record: shown(record).arms,

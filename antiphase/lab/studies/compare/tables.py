@@ -236,6 +236,18 @@ def _text_in(unit: str, value: float | None) -> str:
     return format_value(value, "number")
 
 
+def samples(found: Comparison) -> Table | None:
+    """What the arms answered in a few texts."""
+    if not found.samples:
+        return None
+    arms = list(found.samples[0].answers)
+    return Table(
+        title="Answers", columns=[Column("… the end of the text"), Column("Right"), *map(Column, arms)],
+        rows=[[one.question, one.right, *one.answers.values()] for one in found.samples],
+        note="Held-out texts; models of the first seed, their most likely tokens after the right ones.",
+    )  # fmt: skip
+
+
 def runs_table(found: Comparison) -> Table | None:
     """One row for each training run."""
     rows = [

@@ -70,9 +70,10 @@ def difference(layer, head, which):
     return layer.weights[head] if which == "difference" else layer.maps[head, {"first": 0, "second": 1}[which]]
 
 
-def drawn(page):
-    """The weights of the large map, from what plotly was given; NaN where the mask hides."""
-    roots = page.evaluate("Array.from(document.getElementById('map').data[0].z, (row) => Array.from(row))")
+def drawn(page, plot="map", trace=0):
+    """The weights of a map, from what plotly was given; NaN where the mask hides."""
+    at = f"document.getElementById('{plot}').data[{trace}].z"
+    roots = page.evaluate(f"Array.from({at}, (row) => Array.from(row))")
     found = numpy.array([[numpy.nan if cell is None else cell for cell in row] for row in roots])
     return numpy.sign(found) * found**2
 
@@ -92,13 +93,28 @@ def number_in(text):
     return float(re.findall(r"−?\d+\.\d+|−?\b0\b", text)[-1].replace("−", "-"))
 
 
+def test_the_maps_of_a_head_and_of_other_models_stand_beside_each_other(show, look_record):
+    records = [look_record(layers=3), look_record(differential=False, layers=1, heads=2, model="runs/other")]
+    page = show(*records, at="layer=2&head=1")
+    titles = page.evaluate("document.getElementById('beside').layout.annotations.map((one) => one.text)")
+    own, other = (layers_of(record) for record in records)
+    assert [title.split(": ")[1] for title in titles] == ["first map", "second map", "difference", "map"]
+    for trace, expected in enumerate((*own[2].maps[1], own[2].weights[1], other[0].weights[1])):
+        found = drawn(page, "beside", trace)
+        assert numpy.allclose(found[~numpy.isnan(found)], expected[~numpy.isnan(found)], atol=1e-3)
+    page.locator("#head").select_option("0")
+    found = drawn(page, "beside", 2)
+    assert numpy.allclose(found[~numpy.isnan(found)], own[2].weights[0][~numpy.isnan(found)], atol=1e-3)
+    assert show(records[1]).locator("#beside-part").is_hidden()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_it_fits_the_screen_and_can_be_read(show, look_record, way):
     page = show(look_record(words=[f"word{number} " for number in range(60)]), **WAYS[way])
     assert page.evaluate("document.documentElement.scrollWidth") <= WAYS[way]["viewport"]["width"]
     assert page.locator("#error").is_hidden()
     assert page.locator("#viewer").get_attribute("aria-busy") == "false"
-    for part in ("map", "overview", "heads", "masks", "positions"):
+    for part in ("map", "beside", "overview", "heads", "masks", "positions"):
         assert page.locator(f"#{part} .main-svg").first.is_visible()
         box = page.locator(f"#{part} .plot-container").bounding_box()
         assert box["width"] <= WAYS[way]["viewport"]["width"]
@@ -397,7 +413,7 @@ def test_no_control_names_a_server_and_none_sends_the_chart(show, look_record):
         "const bar = plot._fullLayout._modeBar; "
         "return [plot.id, bar ? bar.buttons.flat().map((one) => one.name) : [], plot._context.plotlyServerURL] })"
     )
-    assert {"map", "overview", "heads", "masks", "positions"} == {plot for plot, _, _ in plots}
+    assert {"map", "beside", "overview", "heads", "masks", "positions"} == {plot for plot, _, _ in plots}
     for plot, names, server in plots:
         assert set(names) <= {"zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"}, plot
         assert server == "", plot

@@ -110,6 +110,7 @@ function drawAll() {
   drawControls();
   drawTokens();
   drawMap();
+  drawBeside();
   shade();
   drawGrid();
   drawOverview();

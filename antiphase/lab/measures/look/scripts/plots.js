@@ -1,6 +1,6 @@
 // The plots: a map, all heads of a layer, all heads of the model, masks, positions and learning curves.
 
-const cells = (rows) => rows.map((row, n) => Array.from(row, (weight, m) => (visible(n, m) ? tone(weight) : null)));
+const cells = (one, rows) => rows.map((row, n) => Array.from(row, (weight, m) => (isVisible(one, n, m) ? tone(weight) : null)));
 // Keys that take much more than their share of this map: with the mean weight that they get from queries that see them.
 const ALPHA = 5, MOST_SINKS = 6;
 function sinksOf(rows) {
@@ -51,7 +51,7 @@ function drawMap() {
   const queries = tokens("queries").map((token, n) => `query ${n} “${escaped(short(token.text, 24))}”`);
   const keys = tokens("keys").map((token, m) => `key ${m} “${escaped(short(token.text, 24))}”`);
   const trace = {
-    type: "heatmap", z: cells(weights), zmin: signed ? -end : 0, zmax: end, colorscale: scaleOf(signed), hoverongaps: false,
+    type: "heatmap", z: cells(layer(), weights), zmin: signed ? -end : 0, zmax: end, colorscale: scaleOf(signed), hoverongaps: false,
     text: weights.map((row, n) => Array.from(row, (weight, m) => `${queries[n]}<br>${keys[m]}<br><b>${number(weight)}</b>`)),
     hovertemplate: "%{text}<extra></extra>",
     colorbar: { thickness: 12, len: 0.9, outlinewidth: 0, ...ticksOf(largest, signed) },
@@ -172,6 +172,32 @@ function panelLayout(grid, count, titles, ranges, bold) {
   return layout;
 }
 
+function smallMap(one, rows, { signed, end, said, index }) {
+  return {
+    type: "heatmap", z: cells(one, rows), zmin: signed ? -end : 0, zmax: end, colorscale: scaleOf(signed), showscale: false, hoverongaps: false,
+    customdata: rows, hovertemplate: `${said}<br>query %{y}, key %{x}<br><b>%{customdata:.3f}</b><extra></extra>`,
+    xaxis: `x${index ? index + 1 : ""}`, yaxis: `y${index ? index + 1 : ""}`,
+  };
+}
+
+// The maps of this head, and of the same head of each other model.
+function drawBeside() {
+  const all = meta.models.flatMap((other) => {
+    const one = other.layers[clamp(state.layer, other.layers.length)];
+    const head = state.head === MEAN ? MEAN : clamp(state.head, one.heads);
+    const of = meta.models.length > 1 ? `${escaped(short(other.name, 18))}: ` : "";
+    const kinds = one.each === 2 ? { first: "first map", second: "second map", difference: "difference" } : { difference: "map" };
+    return Object.entries(kinds).map(([map, words]) => ({ one, rows: shownWeights(one, head, map), signed: one.each === 2 && map === "difference", said: of + words }));
+  });
+  $("beside-part").hidden = all.length < 2;
+  if (all.length < 2) return;
+  const end = Math.abs(tone(largestOf(all.map(({ rows }) => rows)))) || 1e-9;
+  const [N, M] = layer().shape;
+  const grid = panels(all.length, 10, Math.max(0.3, Math.min(1.6, N / M)), Math.min($("beside").clientWidth || 360, 330 * all.length));
+  const traces = all.map((each, index) => smallMap(each.one, each.rows, { ...each, end, index }));
+  draw("beside", traces, panelLayout(grid, all.length, all.map(({ said }) => said), all.map(({ one }) => one.shape), -1));
+}
+
 let headsLayout = null; // function of the highlighted head
 
 function drawHeads() {
@@ -182,11 +208,7 @@ function drawHeads() {
   const [N, M] = one.shape;
   const width = $("heads").clientWidth || 360;
   const grid = panels(one.heads, 10, Math.max(0.3, Math.min(1.6, N / M)), width);
-  const traces = all.map((rows, head) => ({
-    type: "heatmap", z: cells(rows), zmin: signed ? -end : 0, zmax: end, colorscale: scaleOf(signed), showscale: false, hoverongaps: false,
-    customdata: rows, hovertemplate: `head ${head}<br>query %{y}, key %{x}<br><b>%{customdata:.3f}</b><extra></extra>`,
-    xaxis: `x${head ? head + 1 : ""}`, yaxis: `y${head ? head + 1 : ""}`,
-  }));
+  const traces = all.map((rows, head) => smallMap(one, rows, { signed, end, said: `head ${head}`, index: head }));
   headsLayout = () => panelLayout(grid, one.heads, all.map((_, head) => `head ${head}`), all.map(() => [N, M]), state.head);
   draw("heads", traces, headsLayout());
   $("heads-title").textContent = `Every head of layer ${one.name}`;

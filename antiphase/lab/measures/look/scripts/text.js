@@ -15,8 +15,8 @@ const headName = (head) => (head === MEAN ? "mean over heads" : `head ${head}`);
 const named = (which, index) => `${index} “${short(tokens(which)[index].text, 24)}”`;
 const clamp = (value, count) => Math.max(0, Math.min(count - 1, value));
 
-function shownWeights(one, head) {
-  const rows = weightsOf(one, head, state.map);
+function shownWeights(one, head, map = state.map) {
+  const rows = weightsOf(one, head, map);
   if (!state.first) for (const row of rows) row[0] = 0;
   return rows;
 }
@@ -64,6 +64,7 @@ function choose(change) {
     weights = shownWeights(layer(), state.head);
     drawControls();
     drawMap();
+    drawBeside();
     drawOverview();
     if (changed("model", "layer", "map", "scale", "first")) drawHeads();
     else markHead();
