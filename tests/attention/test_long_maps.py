@@ -14,6 +14,11 @@ IDS = torch.randint(3, 61, (1, 37), generator=torch.Generator().manual_seed(1))
 
 @pytest.fixture(params=["softmax", "differential", "differential_v2", "diffllama", "gemma2", "window"])
 def model(request, tiny_model):
+    """In fp64: weights are the exponentials of scores that rounding moves by more than the weights' own."""
+    return single(request, tiny_model).double()
+
+
+def single(request, tiny_model):
     if request.param == "diffllama":
         return randomize(hf.DiffLlamaForCausalLM(hf.DiffLlamaConfig(**SIZES)))
     if request.param == "gemma2":  # which changes its scores
