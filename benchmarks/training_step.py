@@ -44,6 +44,8 @@ KINDS = {
 }  # fmt: skip
 """Beginnings of the names of operators; what fits none is the rest."""
 REST = "rest"
+BACKWARD = "GeneratedBackwardFor_antiphase_"
+"""How the backward pass of an operator of this package begins, instead of its namespace."""
 
 
 def main() -> None:
@@ -117,7 +119,8 @@ def shares(step: Callable[[], object]) -> dict[str, float]:
 
 def kind_of(operator: str) -> str:
     """The kind of work that an operator does."""
-    return next((kind for kind, names in KINDS.items() if operator.startswith(names)), REST)
+    own = operator.replace(BACKWARD, "antiphase::")
+    return next((kind for kind, names in KINDS.items() if own.startswith(names)), REST)
 
 
 if __name__ == "__main__":
