@@ -166,18 +166,27 @@ def _attends_to_all(model: PreTrainedModel) -> bool:
     otherwise = "attends to a choice of the tokens, so texts are read whole and one length at a time"
     known = _answers.setdefault(model, {})
     if otherwise not in known:
-        ids, sizes = _tokens(model), dict[int, set[int]]()
-        for length in (ids.shape[1], ids.shape[1] // 2):
-            with _plain(model), _Choices() as choices:
-                _whole(model, ids[:, :length])
-                with _lowered(model) as has_long:
-                    if has_long:
-                        _whole(model, ids[:, :length])
-            sizes[length] = choices.sizes
-        known[otherwise] = len(set(map(frozenset, sizes.values()))) == 1
+        ids = _tokens(model)
+        sizes = [_choices(model, ids[:, :length]) for length in (ids.shape[1], ids.shape[1] // 2)]
+        known[otherwise] = None not in sizes and sizes[0] == sizes[1]
         if not known[otherwise]:
             logger.warning_once(f"{type(model).__name__} {otherwise}")
     return known[otherwise]
+
+
+def _choices(model: PreTrainedModel, ids: Tensor) -> set[int] | None:
+    """Among how many values a model chooses the largest as it reads, also if ``_lowered``; None: then it cannot."""
+    with _plain(model), _Choices() as choices:
+        _whole(model, ids)
+        with _lowered(model) as has_long:
+            if has_long:
+                try:
+                    _whole(model, ids)
+                except torch.OutOfMemoryError:
+                    raise
+                except FAULTS:
+                    return None
+    return choices.sizes
 
 
 def _pair(model: PreTrainedModel, ids: Tensor) -> list[list[int]]:

@@ -211,6 +211,21 @@ def test_windows_and_choices_beyond_what_a_model_is_asked_to_read(name):
         assert own.log_likelihood.item() == pytest.approx(logs_of(model, text)[-1, 30].item(), abs=1e-4)
 
 
+def test_a_model_that_cannot_be_asked_with_a_shorter_window_is_read_as_it_is(monkeypatch):
+    model = randomize(hf.MistralForCausalLM(hf.MistralConfig(**SIZES, sliding_window=40)), 0.2)
+    forward = model.forward
+
+    def refusing(*args, **kwargs):
+        if model.config.sliding_window != 40:
+            raise ValueError("the window is part of the weights")
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", refusing)
+    assert not is_padded(model)
+    assert not is_read_in_parts(model)
+    assert model.config.sliding_window == 40
+
+
 @pytest.mark.parametrize("chunk", [4096, 5])
 def test_answers(kind, model, fresh, chunk, monkeypatch):
     monkeypatch.setattr(likelihood, "CHUNK", chunk)
