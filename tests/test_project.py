@@ -195,9 +195,9 @@ def test_every_time_ratio_on_the_page_stands_in_a_record():
 
 
 @pytest.mark.parametrize(("page", "tables"), [
-    ("README.md", 1), ("docs/performance.md", 8), ("docs/calibration.md", 5), ("docs/results.md", 8),
-    ("docs/pairs.md", 2), ("docs/reproduction.md", 5), ("docs/line.md", 3), ("docs/reliability.md", 1),
-    ("docs/huggingface.md", 4), ("docs/studies.md", 1), ("docs/cluster.md", 2), ("docs/real-model.md", 6),
+    ("README.md", 1), ("docs/performance.md", 8), ("docs/calibration-results.md", 5), ("docs/results.md", 8),
+    ("docs/pairs.md", 2), ("docs/reproduction.md", 5), ("docs/line.md", 3), ("docs/reliability.md", 4),
+    ("docs/huggingface.md", 1), ("docs/studies.md", 1), ("docs/cluster.md", 1), ("docs/large-text.md", 1), ("docs/real-model.md", 6),
     ("docs/ablations.md", 2),
 ])  # fmt: skip
 def test_marked_tables_are_those_of_the_records(page, tables):
@@ -229,7 +229,7 @@ def test_a_wheel_names_the_oldest_glibc_that_will_do(monkeypatch):
 def test_the_transcript_of_portable_checkpoints_is_that_of_its_record():
     made = runpy.run_path(str(ROOT / "tools/portable.py"))
     found = Record.load(ROOT / "records/portable.json")
-    page = (ROOT / "docs/huggingface.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/share.md").read_text(encoding="utf-8")
     assert made["with_transcript"](page, found) == page
     logits = re.findall(r"largest difference of a logit (\S+)", page)
     assert len(logits) == 4

@@ -6,7 +6,7 @@ Small V1 and V2 models are trained on the documentation of the Python language, 
 with ``antiphase convert --portable``. A fresh environment gets torch, transformers, TRL and lm-eval at the versions of
 ``constraints.txt``, where it has them. There the models generate, are trained further by TRL and scored by
 lm-eval. The record, ``records/portable.json``, has every command and its output; the transcript in
-docs/huggingface.md is made of it.
+docs/share.md is made of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from antiphase.base.records import Record
 from tools.release import ROOT, bare_environment
 
 CONSOLE = Console(highlight=False)
-PAGE = ROOT / "docs/huggingface.md"
+PAGE = ROOT / "docs/share.md"
 MARK = "<!-- transcript portable -->\n"
 PACKAGES = ("torch", "transformers[serving]", "trl", "lm-eval[hf]")
 MODELS = {

@@ -50,7 +50,7 @@ PAGES = (
         for name in (
             "huggingface",
             "performance",
-            "calibration",
+            "calibration-results",
             "results",
             "reproduction",
             "line",
@@ -59,6 +59,7 @@ PAGES = (
             "real-model",
             "reliability",
             "cluster",
+            "large-text",
             "serving",
             "ablations",
         )

@@ -1,4 +1,4 @@
-"""The table of transformers' own test classes in docs/huggingface.md, from two records of ``tests/suites/run.py``."""
+"""The table of transformers' own test classes in docs/reliability.md, from two records of ``tests/suites/run.py``."""
 
 from __future__ import annotations
 

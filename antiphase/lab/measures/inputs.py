@@ -68,7 +68,7 @@ def text_content(name: str, paths: Sequence[str], text_field: str | None) -> dic
     return found
 
 
-def task_content(paths: Sequence[str]) -> dict[str, str]:
+def task_content(paths: Sequence[str], columns: tuple[str | None, str | None] = (None, None)) -> dict[str, str]:
     """Digests of task files and of the data that they name.
 
     Raises:
@@ -76,7 +76,7 @@ def task_content(paths: Sequence[str]) -> dict[str, str]:
     """
     found: list[Any] = []
     for path in paths:
-        settings, folder = read_task(path)
+        settings, folder = read_task(path, columns)
         named: list[Any] = []
         for given in (settings.data, settings.demonstrations, settings.columns):
             named += given.values() if isinstance(given, Mapping) else [] if given is None else [given]

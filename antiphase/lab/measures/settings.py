@@ -60,6 +60,25 @@ class CausalModelSettings(DrawnSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaskSettings(CausalModelSettings):
+    """Settings of a command that gives tasks to a model."""
+
+    tasks: Sequence[str] = flag(
+        "Task file (YAML), at least 'template: trec' and 'data: FILE', or a table of texts and labels. Repeatable.",
+        name="--task",
+        default=(),
+    )
+    text_field: str | None = flag("Column with the text, where a task is a table.", default=None)
+    label_field: str | None = flag("Column with the label, where a task is a table.", default=None)
+    chat_template: bool = chat_flag()
+
+    @property
+    def columns(self) -> tuple[str | None, str | None]:
+        """The columns of tables; None means one with a usual name."""
+        return self.text_field, self.label_field
+
+
+@dataclass(frozen=True, kw_only=True)
 class HeldOutSettings(CausalModelSettings):
     """Settings of a measurement on held-out text, which models trained here have of their own."""
 

@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 TEXT_NAMES = ("text", "sentence", "question", "review", "utterance", "content", "document", "body", "title")
 LABEL_NAMES = ("label", "category", "class", "intent", "topic", "sentiment", "target", "coarse_label", "stars")
 """Usual names of text and label columns, most likely first; case is ignored."""
-BY_FLAGS = {"text": "give the right one with --text-field", "label": "give the right one with --label-field"}
 
 
 @dataclass(frozen=True)
@@ -96,13 +95,11 @@ def text_and_label(
     rows: Sequence[Row],
     text_field: str | None = None,
     label_field: str | None = None,
-    *,
-    remedies: Mapping[str, str] = BY_FLAGS,
 ) -> tuple[str, str]:
     """The columns of the text and of the label: those given, or with usual names, or the other one of two.
 
     Raises:
-        InputError: a given column does not exist, or one cannot be determined; ``remedies`` say what helps.
+        InputError: a given column does not exist, or one cannot be determined.
     """
     row, names = rows[0], columns(rows)
     for flag, field in (("--text-field", text_field), ("--label-field", label_field)):
@@ -117,7 +114,7 @@ def text_and_label(
         if column is None:
             raise InputError(
                 f"{row.place}: which column holds the {what} cannot be determined (columns: {', '.join(names)}); the "
-                f"first line must name the columns; {remedies[what]}"
+                f"first line must name the columns; give the right one with --{what}-field"
             )
     assert text is not None
     assert label is not None

@@ -7,26 +7,22 @@ from dataclasses import dataclass, field
 
 from antiphase.base.errors import InputError
 from antiphase.lab.measures.result import ComparedResult
-from antiphase.lab.measures.settings import ComparedSettings, chat_flag
+from antiphase.lab.measures.settings import ComparedSettings, TaskSettings
 from antiphase.lab.settings.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManyShotSettings(ComparedSettings):
+class ManyShotSettings(ComparedSettings, TaskSettings):
     """In-context learning: accuracy by number of labelled examples, and over orders of the examples.
 
     Example: [bold]antiphase evaluate many-shot MODEL --task trec.yaml --shots 1,4,16 --output runs/shots[/]
     """
 
-    tasks: Sequence[str] = flag(
-        "Task file (YAML), or a table of texts and labels. Repeatable.", name="--task", default=()
-    )
     shots: Sequence[int] = flag(
         "Numbers of examples.", default=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), separated=True
     )
     orders: int = flag("Number of random orders of the examples.", default=10)
     samples: int = flag("Number of rows asked.", default=200, least=1)
-    chat_template: bool = chat_flag()
 
     def check(self) -> None:
         if not self.tasks:

@@ -40,7 +40,7 @@ class RequestedTask:
 
 def contents(settings: ManyShotSettings) -> dict[str, Any]:
     """Digests of the task files and of the data that they name."""
-    return dict(task_content(settings.tasks))
+    return dict(task_content(settings.tasks, settings.columns))
 
 
 def prepare(
@@ -57,8 +57,9 @@ def prepare(
     found: dict[str, RequestedTask] = {}
     for path in settings.tasks:
         task = load_labelled_task(
-            path, loaded.tokenizer, seed=settings.seed, longest=longest, chat=settings.chat_template
-        )
+            path, loaded.tokenizer, columns=settings.columns, seed=settings.seed, longest=longest,
+            chat=settings.chat_template,
+        )  # fmt: skip
         name = task.settings.name
         if task.settings.kind != "classification":
             raise InputError(

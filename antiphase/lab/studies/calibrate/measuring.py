@@ -27,7 +27,7 @@ from antiphase.lab.scoring.lengths import context_length
 from antiphase.lab.scoring.loading import LoadedModel, load_model, openings_of, origins
 from antiphase.lab.scoring.task_scores import probabilities, score_samples
 from antiphase.lab.statistics.intervals import mcnemar, wilson_interval
-from antiphase.lab.studies.calibrate.settings import ChoiceSettings, TaskSettings
+from antiphase.lab.studies.calibrate.settings import ChoiceSettings, SampleSettings
 from antiphase.lab.text.tasks.samples import Sample, Task
 from antiphase.lab.text.tasks.tasks import load_task
 from antiphase.lab.text.tokenization import check_chat_template
@@ -52,7 +52,7 @@ def check(settings: ChoiceSettings) -> None:
     CalibrationPlan({}, settings.alpha, settings.beta, settings.mode)
 
 
-def load_tasks(settings: TaskSettings, loaded: LoadedModel) -> dict[str, Task]:
+def load_tasks(settings: SampleSettings, loaded: LoadedModel) -> dict[str, Task]:
     """The tasks by name.
 
     Raises:
@@ -64,8 +64,8 @@ def load_tasks(settings: TaskSettings, loaded: LoadedModel) -> dict[str, Task]:
     found: dict[str, Task] = {}
     for path in settings.tasks:
         task = load_task(
-            path, loaded.tokenizer, samples=settings.samples, shots=settings.shots, seed=settings.seed,
-            longest=longest, run=loaded.settings, chat=settings.chat_template,
+            path, loaded.tokenizer, columns=settings.columns, samples=settings.samples, shots=settings.shots,
+            seed=settings.seed, longest=longest, run=loaded.settings, chat=settings.chat_template,
         )  # fmt: skip
         if task.name in found:
             raise InputError(f"--task {path}: another task has the name {task.name} too; give it a name of its own")
@@ -208,7 +208,7 @@ def judged_split(
 def saved(
     result: type[Result],
     values: Mapping[str, Any],
-    settings: TaskSettings,
+    settings: SampleSettings,
     loaded: LoadedModel,
     output: Path,
     *,

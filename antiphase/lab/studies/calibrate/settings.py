@@ -7,22 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from antiphase.base.errors import InputError
-from antiphase.lab.measures.settings import CausalModelSettings, chat_flag
+from antiphase.lab.measures.settings import TaskSettings
 from antiphase.lab.settings.flags import flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskSettings(CausalModelSettings):
-    """Settings of a command that gives tasks to a model."""
+class SampleSettings(TaskSettings):
+    """Settings of a command that asks a model samples of tasks."""
 
-    tasks: Sequence[str] = flag(
-        "Task file (YAML), at least 'template: trec' and 'data: FILE', or a table of texts and labels. Repeatable.",
-        name="--task",
-        default=(),
-    )
     samples: int = flag("Number of samples from each task.", default=200, least=2)
     shots: int | None = flag("Examples before each prompt; default: as in the task file.", default=None, least=0)
-    chat_template: bool = chat_flag()
 
     def check(self) -> None:
         super().check()
@@ -36,7 +30,7 @@ def score_flag(help: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChoiceSettings(TaskSettings):
+class ChoiceSettings(SampleSettings):
     """Settings of a command that chooses heads; alpha, beta and mode are checked by the plan made from them."""
 
     layers: Sequence[int] | None = flag(

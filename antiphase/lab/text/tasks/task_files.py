@@ -21,7 +21,6 @@ from antiphase.lab.text.files import kind_of
 from antiphase.lab.text.labelled import labelled_rows, text_and_label
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet")
-IN_A_FILE = "or write a task file whose prompt and target name it"
 NO_DATA = "data is missing: the file, folder or Hub dataset that the task reads"
 
 
@@ -93,16 +92,21 @@ def template_names() -> list[str]:
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
-def read_task(path: str) -> tuple[TaskFileSettings, Path]:
+def read_task(path: str, columns: tuple[str | None, str | None] = (None, None)) -> tuple[TaskFileSettings, Path]:
     """The settings of a task file, and the folder to which its paths are relative. A table is classified by its label.
 
     ``template: NAME`` in the file takes the values that it does not set from a shipped template (or another file).
 
+    Args:
+        columns: those of a table's texts and labels; None means one with a usual name.
+
     Raises:
-        InputError: the file is missing or is not a task file.
+        InputError: the file is missing or is not a task file, or it names its columns itself.
     """
     if kind_of(Path(path)) in TABLES:
-        return _of_table(Path(path)), Path(path).parent
+        return _of_table(Path(path), columns), Path(path).parent
+    if any(columns):
+        raise InputError(f"--task {path}: --text-field and --label-field are for tables; a task file names its columns")
     tree = _read_yaml(Path(path))
     template = tree.pop("template", None)
     if template is not None:
@@ -123,10 +127,10 @@ def read_task(path: str) -> tuple[TaskFileSettings, Path]:
     return settings, Path(path).parent
 
 
-def _of_table(path: Path) -> TaskFileSettings:
+def _of_table(path: Path, columns: tuple[str | None, str | None]) -> TaskFileSettings:
     """The task of naming the label of each text in a table."""
     rows = labelled_rows(str(path), field="task")
-    text, label = text_and_label(rows, remedies={"text": IN_A_FILE, "label": IN_A_FILE})
+    text, label = text_and_label(rows, *columns)
     if strange := next((name for name in (text, label) if not name.isidentifier()), None):
         raise InputError(f"{rows[0].place}: the column {strange!r} has no name that a template takes", "rename it")
     prompt = f"{{{{ {text} }}}}\nLabel:"

@@ -42,6 +42,7 @@ def load_task(
     path: str,
     tokenizer: PreTrainedTokenizerBase,
     *,
+    columns: tuple[str | None, str | None] = (None, None),
     samples: int | None = None,
     shots: int | None = None,
     seed: int = 0,
@@ -52,6 +53,7 @@ def load_task(
     """Read a task file and build its prompts.
 
     Args:
+        columns: as for ``read_task``.
         samples: number of rows, drawn at random; None means all, in their order.
         shots: number of examples, instead of the file's own.
         seed: seed for drawing rows and examples.
@@ -64,7 +66,7 @@ def load_task(
         InputError: a file, column or template cannot be used, two options have equal tokens, or a prompt is too long;
             the message names the task file and the row.
     """
-    settings, folder = read_task(path)
+    settings, folder = read_task(path, columns)
     if shots is not None:
         settings.shots = shots
     with within("task", path):
@@ -419,16 +421,17 @@ def load_labelled_task(
     path: str,
     tokenizer: PreTrainedTokenizerBase,
     *,
+    columns: tuple[str | None, str | None] = (None, None),
     seed: int = 0,
     longest: int | None = None,
     chat: bool = False,
 ) -> LabelledTask:
-    """Load the rows and the template of a task file with labelled data; ``chat``: as for ``load_task``.
+    """Load the rows and the template of a task file with labelled data; arguments are those of ``load_task``.
 
     Raises:
         InputError: the file cannot be used, or is of another kind.
     """
-    settings, folder = read_task(path)
+    settings, folder = read_task(path, columns)
     if settings.kind in TEXT_KINDS:
         raise InputError(f"--task {path}: a task with labelled rows is needed, this one is of the kind {settings.kind}")
     with within("task", path):

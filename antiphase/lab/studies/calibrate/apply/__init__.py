@@ -9,11 +9,11 @@ from typing import Any
 from antiphase.base.errors import InputError
 from antiphase.lab.measures.result import Result
 from antiphase.lab.settings.flags import flag
-from antiphase.lab.studies.calibrate.settings import Measures, Standing, TaskSettings
+from antiphase.lab.studies.calibrate.settings import Measures, SampleSettings, Standing
 
 
 @dataclass(frozen=True, kw_only=True)
-class ApplySettings(TaskSettings):
+class ApplySettings(SampleSettings):
     """Evaluate tasks or continue texts, with and without a plan.
 
     Example: [bold]antiphase calibrate apply MODEL --plan runs/search/plan.json --task sst-5.yaml --output runs/apply[/]
