@@ -1,8 +1,9 @@
-"""Build the wheel and the source distribution, and use each in an empty environment: ``make release``.
+"""Use the wheel, the source distribution and the README's line, each in an empty environment: ``make release``.
 
     python -m tools.release
 
-The environments lie outside the repository and get the tested versions of ``constraints.txt``. There, on one core, the
+The environments lie outside the repository and get the tested versions of ``constraints.txt``; the README's line runs
+in a clone and takes what is newest. There, on one core, the
 shortest form of the demo is trained, and one of its models is looked at (``antiphase look``) and measured (``antiphase
 evaluate``). The record, ``records/release.json``, has sizes and seconds, by the clock and of the processor.
 ``antiphase.__version__`` is the one source of the version; before anything is built, changelog and citation must agree.
@@ -14,6 +15,7 @@ import argparse
 import os
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -62,7 +64,11 @@ def main() -> int:
         values["bytes"] = {path.name: path.stat().st_size for path in built}
         for path in built:
             name = "wheel" if path.suffix == ".whl" else "source distribution"
-            values["installed"][name] = tried(path, Path(scratch) / name.replace(" ", "-"), version)
+            line = ("install", "--constraint", str(ROOT / "constraints.txt"), str(path))
+            values["installed"][name] = tried(line, Path(scratch) / name.replace(" ", "-"), version)
+        clone = Path(scratch) / "clone"
+        subprocess.run(("git", "clone", "--quiet", str(ROOT), str(clone)), check=True)
+        values["installed"]["README"] = tried(readme_line(), Path(scratch) / "readme", version, place=clone)
     said = exceeded(values["installed"])
     values |= {"longest_to_picture": LONGEST_TO_PICTURE, "longest_import": LONGEST_IMPORT, "exceeded": said}
     record = Record(kind="release", values=values, seconds=time.perf_counter() - started)
@@ -106,16 +112,22 @@ def build(folder: Path) -> list[Path]:
     return [*folder.glob("*.whl"), *folder.glob("*.tar.gz")]
 
 
-def tried(package: Path, folder: Path, version: str) -> dict[str, Any]:
-    """Install a package in an empty environment and use it; wall-clock and processor seconds of every step."""
+def readme_line() -> tuple[str, ...]:
+    """What pip is told by the first line of the README that installs."""
+    rows = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    return tuple(shlex.split(next(row for row in rows if row.startswith("pip install"))))[1:]
+
+
+def tried(line: tuple[str, ...], folder: Path, version: str, *, place: Path | None = None) -> dict[str, Any]:
+    """Install by a line for pip, given in a folder, and use it; wall-clock and processor seconds of every step."""
     folder.mkdir()
     python = folder / "environment/bin/python"
-    pip = (str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt"))
+    pip = (str(python), "-m", "pip", "--quiet")
     program = str(python.parent / "antiphase")
     steps = {
         "environment": (sys.executable, "-m", "venv", str(folder / "environment")),
-        "torch": (*pip, pinned("torch")),  # first and at the tested version: else pip may choose a build for GPUs
-        "package": (*pip, str(package)),
+        "torch": (*pip, "install", pinned("torch")),  # first and at the tested version: else it may be a build for GPUs
+        "package": (*pip, *line),
         "demo": (program, *SHORTEST),
         "look": (program, *LOOK),
         "evaluate": (program, *EVALUATE),
@@ -123,10 +135,10 @@ def tried(package: Path, folder: Path, version: str) -> dict[str, Any]:
     seconds: dict[str, dict[str, float]] = {}
     for name, command in steps.items():
         CONSOLE.print(f"\n== {folder.name}: {name}")
-        seconds[name] = timed(command, folder)
+        seconds[name] = timed(command, place if place and name == "package" else folder)
     for path in ("demo/record.json", "demo/report.html", "look/report.html", "needles/record.json"):
         if not (folder / path).is_file():
-            raise RuntimeError(f"{package.name}: {path} was not written")
+            raise RuntimeError(f"{folder.name}: {path} was not written")
     found = {"seconds": seconds, "import_seconds": import_seconds(python, folder, version)}
     to_picture = [seconds[name] for name in ("torch", "package", "demo", "look")]
     found["to_picture"] = {kind: sum(step[kind] for step in to_picture) for kind in ("wall", "processor")}
