@@ -1,4 +1,4 @@
-"""Tables of docs/cluster.md and docs/large-text.md from the records of training on several processes and on much text."""
+"""Tables of docs/cluster.md and docs/large-text.md, from records of runs on several processes and on much text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of architectures in README.md, docs/huggingface.md and docs/reliability.md, from the record of ``tests/zoo/run.py``."""
+"""The tables of architectures on README.md and the pages, from the record of ``tests/zoo/run.py``."""
 
 from __future__ import annotations
 
