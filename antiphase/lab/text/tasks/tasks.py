@@ -252,7 +252,7 @@ class LabelledTask:
         else:
             labels = {label: self._words(label) for label in sorted(found)}
         if len(found) == 1:
-            raise InputError(f"all rows have the label '{next(iter(found))}'; choose the template of this set")
+            raise InputError(f"all rows have the label '{next(iter(found))}'; a task needs at least two")
         if empty := [label for label, words in labels.items() if not words.strip()]:
             raise InputError(f"labels: no text is given for the label {empty[0]!r}; give it words")
         return labels
