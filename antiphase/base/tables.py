@@ -9,7 +9,7 @@ import json
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ class Table:
     note: str = ""
     is_matrix: bool = False
     """Columns are values of one thing, such as labels: one that says the same in every row stays in its place."""
+
+    def without_empty_columns(self) -> Table:
+        """The table without columns in which no row has a value."""
+        kept = [index for index in range(len(self.columns)) if any(row[index] is not None for row in self.rows)]
+        rows = [[row[index] for index in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[index] for index in kept], rows=rows)
 
     @property
     def name(self) -> str:

@@ -29,15 +29,15 @@ from antiphase.base.errors import (
     visible,
 )
 from antiphase.cli import (
+    benchmark,
     folders,
-    measure,
     tools,
 )
 from antiphase.cli.groups import late_group
 from antiphase.cli.naming import flag_of
 
 OWN: dict[str, Callable[..., None]] = {
-    "convert": tools.convert, "benchmark": measure.benchmark, "report": tools.report, "build": tools.build,
+    "convert": tools.convert, "benchmark": benchmark.benchmark, "report": tools.report, "build": tools.build,
     "env": tools.env,
 }  # fmt: skip
 """Commands without a folder of their own."""

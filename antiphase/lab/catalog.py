@@ -60,13 +60,13 @@ class Measurement:
 
     @property
     def result(self) -> type[Any]:
-        """The type of its results: a dataclass under ``evaluations.result.Result``."""
+        """The type of its results: a dataclass under ``measures.result.Result``."""
         found: type[Any] = importlib.import_module(self.package).RESULT
         return found
 
     @property
     def presentation(self) -> Any:
-        """Tables, figures and text for its records: a ``report.presentation.Presentation``."""
+        """Tables, figures and text for its records: a ``pages.presentation.Presentation``."""
         return importlib.import_module(f"{self.package}.presentation").PRESENTATION
 
     @property

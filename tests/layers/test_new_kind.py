@@ -1,5 +1,7 @@
 """A new kind of attention is one class and one line in the registry: everything else reads what it says of itself."""
 
+from typing import get_args, get_type_hints
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import antiphase
 from antiphase.base.errors import InputError
+from antiphase.lab.settings.schema import ModelSettings
 from antiphase.lab.training.run_model import attention_only
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.functions import antiphase_attention
@@ -68,6 +71,11 @@ class Sunk(SoftmaxAttention):
 def _registered(monkeypatch):
     monkeypatch.setitem(LAYERS, "warmed", Warmed)
     monkeypatch.setitem(LAYERS, "sunk", Sunk)
+
+
+def test_a_preset_can_name_every_kind(monkeypatch):
+    monkeypatch.undo()  # the kinds of this file
+    assert set(get_args(get_type_hints(ModelSettings)["attention_type"])) == set(LAYERS)
 
 
 def test_a_configuration_has_its_fields_and_its_checks(tiny_config):

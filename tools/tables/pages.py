@@ -109,7 +109,7 @@ def models(chosen: Sequence[str] | None = None) -> list[list[str]]:
 
 
 def short_models() -> list[list[str]]:
-    """The rows of the README."""
+    """The short table of docs/performance.md."""
     ours, sdpa = "antiphase differential", "antiphase softmax, SDPA"
     return models([
         f"training step: {ours} / {sdpa}", f"training step: {ours} / antiphase softmax",
@@ -250,7 +250,7 @@ def learning_rates(name: str) -> list[list[str]]:
 
 
 def demo_at_a_glance() -> list[list[str]]:
-    """The first table of the README: numbers are from one seed unless the row says otherwise."""
+    """The first table of docs/results.md: numbers are from one seed unless the row says otherwise."""
     found = shown(record("demo"))
     arms = found.arms
     runs = {arm: sorted(found.runs_of(arm), key=lambda run: run.seed or 0) for arm in arms}

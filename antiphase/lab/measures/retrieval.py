@@ -16,13 +16,12 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.base.errors import InputError, named, renamed
-from antiphase.base.folders.journal import Journal, journal_in
-from antiphase.base.folders.ownership import undone_if_refused
+from antiphase.base.folders.journal import Journal
 from antiphase.base.records import Record
-from antiphase.lab.measures.held_out import FOREIGN_LENGTH, data_for, tokens_of
-from antiphase.lab.measures.inputs import inputs_of, model_content, text_content
+from antiphase.lab.measures.held_out import FOREIGN_LENGTH, data_for
+from antiphase.lab.measures.inputs import text_content
 from antiphase.lab.measures.result import Result
-from antiphase.lab.measures.running import FLAGS, measurement_with
+from antiphase.lab.measures.running import measured_in, measurement_with
 from antiphase.lab.measures.settings import ContextSettings
 from antiphase.lab.pages.presentation import short_names
 from antiphase.lab.scoring.lengths import context_length
@@ -36,7 +35,6 @@ from antiphase.lab.scoring.loading import (
     wrap_model,
 )
 from antiphase.lab.scoring.needles import tasks_of
-from antiphase.lab.settings.naming import naming
 from antiphase.lab.text.corpora import documents
 from antiphase.lab.text.haystacks import Cell, Context, Haystack, output_tokens, prompt_ids
 from antiphase.lab.text.prepare import check_task
@@ -167,8 +165,8 @@ def evaluate_on_contexts(
     """
     settings.check()
     started = time.perf_counter()
-    inputs = partial(_inputs, settings)
-    with journal_in(output, inputs, resume=resume) as journal, undone_if_refused(tokens_of(output)), naming(FLAGS):
+    contents = partial(text_content, settings.name, settings.paths, settings.text_field)
+    with measured_in(output, settings, contents, resume=resume) as journal:
         if journal.record is not None:
             return journal.record
         first = _loaded(settings, 0)
@@ -185,15 +183,6 @@ def evaluate_on_contexts(
         data = first.settings.data if first.settings else None
         read = {"data": data, **origins(settings.names), **openings_of(first)}
         return measuring.result(found).save(output, settings, seconds=time.perf_counter() - started, **read)
-
-
-def _inputs(settings: ContextSettings) -> dict[str, Any]:
-    """Everything that the record depends on."""
-    contents: dict[str, Any] = {"the measurement": measurement_with(settings).name}
-    contents["the files of MODEL"] = model_content(settings.name)
-    with renamed({"model": "against"}):
-        contents["the files of --against"] = [model_content(name) for name in settings.against]
-    return inputs_of(settings, {**contents, **text_content(settings.name, settings.paths, settings.text_field)})
 
 
 def _loaded(settings: ContextSettings, index: int) -> LoadedModel:

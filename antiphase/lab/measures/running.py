@@ -7,13 +7,15 @@ The ``measure`` module of a measurement of one model has ``contents`` (digests o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from antiphase.base.errors import InputError, named, renamed
-from antiphase.base.folders.journal import journal_in
+from antiphase.base.folders.journal import Journal, journal_in
 from antiphase.base.folders.ownership import undone_if_refused
 from antiphase.base.records import Record, finite
 from antiphase.lab.catalog import Measurement, every
@@ -68,18 +70,8 @@ def evaluate(
         found: Record = module.evaluate(settings, output, **resumed, say=say, report=report)
         return found
 
-    others = settings.against if isinstance(settings, ComparedSettings) else ()
-
-    def inputs() -> dict[str, Any]:
-        contents: dict[str, Any] = {"the measurement": measurement.name}
-        contents["the files of MODEL"] = model_content(settings.name)
-        if others:
-            with renamed({"model": "against"}):
-                contents["the files of --against"] = [model_content(name) for name in others]
-        found = inputs_of(settings, {**contents, **module.contents(settings)})
-        return {word: value for word, value in found.items() if others or word != "--against"}
-
-    with journal_in(output, inputs, resume=resume) as journal, undone_if_refused(tokens_of(output)), naming(FLAGS):
+    others = others_of(settings)
+    with measured_in(output, settings, partial(module.contents, settings), resume=resume) as journal:
         if journal.record is not None:
             return journal.record
         causal = isinstance(settings, CausalModelSettings)
@@ -109,6 +101,31 @@ def evaluate(
             read["data"] = data.settings
         written: Record = result.save(output, settings, seconds=time.perf_counter() - started, **read)
         return written
+
+
+@contextmanager
+def measured_in(
+    output: Path, settings: Any, contents: Callable[[], Mapping[str, Any]], *, resume: bool
+) -> Iterator[Journal]:
+    """The journal of a measurement in its folder; it is that of these settings, models and further contents."""
+    others = others_of(settings)
+
+    def inputs() -> dict[str, Any]:
+        found: dict[str, Any] = {"the measurement": measurement_with(settings).name}
+        found["the files of MODEL"] = model_content(settings.name)
+        if others:
+            with renamed({"model": "against"}):
+                found["the files of --against"] = [model_content(name) for name in others]
+        found = inputs_of(settings, {**found, **contents()})
+        return {word: value for word, value in found.items() if others or word != "--against"}
+
+    with journal_in(output, inputs, resume=resume) as journal, undone_if_refused(tokens_of(output)), naming(FLAGS):
+        yield journal
+
+
+def others_of(settings: Any) -> Sequence[str]:
+    """Names of the models that are compared with the first."""
+    return settings.against if isinstance(settings, ComparedSettings) else ()
 
 
 def _check_same_tokens(first: LoadedModel, name: str) -> None:

@@ -73,7 +73,6 @@ def timing(record: Record) -> Table | None:
         Column("What"), Column("Timed"), Column("Against"), Column("Time ratio"), Column("Operations ratio", "number"),
         Column("Operations a byte", "number"), Column("Share of product rate", "percent"), Column("Rounds", "integer"),
     ]  # fmt: skip
-    shown = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
     note = (
         "Time ratio: median over paired rounds, quartiles in brackets; below 1 the one timed is faster. Operations "
         "ratio and operations a byte: what the formulas ask for, each tensor read or written once. Share of product "
@@ -81,10 +80,9 @@ def timing(record: Record) -> Table | None:
     )
     if not rows:
         return None
-    return Table(
-        title="Time in full", columns=[columns[index] for index in shown],
-        rows=[[row[index] for index in shown] for row in rows], note=note if 4 in shown else note.split(" Op")[0],
-    )  # fmt: skip
+    if all(row[4] is None for row in rows):
+        note = note.split(" Op")[0]
+    return Table(title="Time in full", columns=columns, rows=rows, note=note).without_empty_columns()
 
 
 def throughput(record: Record) -> Table | None:

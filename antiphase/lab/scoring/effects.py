@@ -27,8 +27,8 @@ def allocation_with_effects(model: PreTrainedModel, batches: Iterable[RetrievalB
     """The rows of ``allocation``, with effects; batches may differ in length.
 
     ``contribution`` and ``contribution_norm`` of each span: its part of the layer's output at the last token of the
-    prompt (``probing.last_tokens.Contributions``: shares, which add up to 1, and norms), and for differential heads the
-    parts of both maps, which add up to that of their difference; layer "all" is the mean over layers.
+    prompt (``attention.last_tokens.Contributions``: shares, which add up to 1, and norms), and for differential heads
+    the parts of both maps, which add up to that of their difference; layer "all" is the mean over layers.
 
     ``knockout``, for the maps in ``LAST_MAPS``: the change in the log-probability of the first answer, in nats, if its
     needle (``answer``) or as many random filler tokens (``filler``) are hidden from the tokens that predict it, in the

@@ -1,4 +1,4 @@
-"""The settings of a run as typed dataclasses, with their defaults and bounds; ``config`` reads them from presets."""
+"""The settings of a run as typed dataclasses, with their defaults and bounds; ``presets`` reads them from presets."""
 
 from __future__ import annotations
 

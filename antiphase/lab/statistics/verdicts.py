@@ -12,7 +12,6 @@ POWER = 0.8
 """With which the smallest detectable effect (MDE) is seen."""
 MARGIN = 0.015
 """Nats a token within which two losses count as equal."""
-WORDS: tuple[Word, ...] = ("agrees", "disagrees", "cannot tell")
 
 
 @dataclass(frozen=True)

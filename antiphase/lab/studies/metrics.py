@@ -108,7 +108,7 @@ class ComparedMetric:
     spread: float | None = field(default=None, metadata=OPTIONAL)
     """Residual standard deviation of one value, over all arms."""
     is_pooled: bool | None = field(default=None, metadata=OPTIONAL)
-    """Whether intervals rest on it (``uncertainty.blocks``)."""
+    """Whether intervals rest on it (``statistics.blocks``)."""
     learned: Counts | None = None
     """How many seeds learned, of arms that only counts describe."""
     line: float | None = None

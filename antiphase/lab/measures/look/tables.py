@@ -228,13 +228,12 @@ def layer_table(record: Record) -> Table | None:
     ]  # fmt: skip
     if not rows:
         return None
-    shown = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
     return Table(
         title="Attention by layer",
-        columns=[columns[index] for index in shown],
-        rows=[[row[index] for index in shown] for row in rows],
+        columns=columns,
+        rows=rows,
         note=" ".join(["Of |A| / Σ|A|, A what multiplies the values: means over heads and queries.", *remarks(record)]),
-    )
+    ).without_empty_columns()
 
 
 def piece_counts(tokens: Sequence[Token]) -> tuple[int, int | None]:

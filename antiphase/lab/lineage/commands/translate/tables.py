@@ -33,23 +33,22 @@ def models(read: Translate) -> Table | None:
         Column("Model"), Column("Loss", "loss"), Column("Tokens", "percent"), Column("Exact match", "number"),
         Column("Aligned", "percent"), Column("Best head", "percent"),
     ]  # fmt: skip
-    shown = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
     note = (
         "On held-out pairs. Loss in nats per token and share of tokens right, after right ones; of systems that need "
         "no learning, tokens at the same place. Exact match: greedy output, in brackets the 95 % interval "
         f"({'over seeds' if found[0].seeds > 1 else 'Wilson over sentences'})."
     )
-    if 4 in shown:
+    if any(row[4] is not None for row in rows):
         note += (
             " Aligned: share of target words whose largest weight, signed in differential models, is on the right "
             "source word, by the mean of a layer's heads and by one head; both were chosen on training pairs."
         )
     return Table(
         title="Translation",
-        columns=[columns[index] for index in shown],
-        rows=[[row[index] for index in shown] for row in rows],
+        columns=columns,
+        rows=rows,
         note=note,
-    )
+    ).without_empty_columns()
 
 
 def _share(share: float, interval: Sequence[float]) -> str:

@@ -40,15 +40,14 @@ def gradient_ratios(read: Gradients) -> Table | None:
         *(Column(f"Step {step:,}", "number") for step in steps),
         Column("Loss", "loss"),
     ]  # fmt: skip
-    shown = [index for index in range(len(columns)) if any(row[index] is not None for row in rows)]
     note = (
         "Gradient norm of the last layer over that of the first: geometric mean over seeds; far from 1 the layers "
         "learn at different speeds. Loss in nats, after the most steps."
     )
     return Table(
         title=f"Gradients of the last layer over the first, {read.layers} layers",
-        columns=[columns[index] for index in shown], rows=[[row[index] for index in shown] for row in rows], note=note,
-    )  # fmt: skip
+        columns=columns, rows=rows, note=note,
+    ).without_empty_columns()  # fmt: skip
 
 
 @Gradients.from_record
