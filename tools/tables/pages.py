@@ -108,6 +108,22 @@ def models(chosen: Sequence[str] | None = None) -> list[list[str]]:
     return [head, *([words, *by_words[words]] for words in chosen or by_words)]
 
 
+def speed() -> list[list[str]]:
+    """The table of the README: medians of V1 / softmax, forward + backward, 4,096 tokens, by machine."""
+    cpus = {"AVX-512": "benchmark-attention", "AVX2": "processors/avx2-attention"}
+    found = [["", "against", "fp32", "bf16"]]
+    for name, source in cpus.items():
+        cells = [
+            operator_tables.ratio(operator_tables.BOTH, dtype, 4096, "V1", "softmax", name=source)
+            for dtype in operator_tables.SHORT
+        ]
+        found.append([f"AMD EPYC with {name}, two cores", "PyTorch's attention", *cells])
+    measured = {row[1]: row[2] for row in gpu_tables.operator() if row[0] == "V1"}
+    for words, wanted in (("FlashAttention-2", "flash attention"), ("cuDNN, PyTorch's choice there", "cuDNN")):
+        found.append(["NVIDIA H200", words, "–", measured[f"{wanted}, equal size"]])
+    return [[cell.split(" [")[0] for cell in row] for row in found]
+
+
 def short_models() -> list[list[str]]:
     """The short table of docs/performance.md."""
     ours, sdpa = "antiphase differential", "antiphase softmax, SDPA"
@@ -307,6 +323,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "families": zoo_tables.families,
     "families-short": lambda: zoo_tables.families(short=True),
     "operator-short": operator_tables.short,
+    "speed": speed,
     "memory": operator_tables.memory,
     "models-short": short_models,
     "search-test": search_test,
