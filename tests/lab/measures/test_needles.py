@@ -11,7 +11,7 @@ from antiphase.base.records import Record
 from antiphase.lab.measures.needles import presentation
 from antiphase.lab.measures.needles.measure import paired, trends
 from antiphase.lab.measures.needles.text import Generating, is_right, numbers_of, text_needles
-from antiphase.lab.measures.retrieval_shown import needle_grid, needle_summary
+from antiphase.lab.measures.retrieval_presentation import needle_grid, needle_summary
 from antiphase.lab.scoring import likelihood
 from antiphase.lab.scoring.needles import summarize
 from antiphase.lab.statistics.intervals import wilson_interval

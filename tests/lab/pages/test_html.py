@@ -10,7 +10,7 @@ import pytest
 
 from antiphase.base.errors import InputError
 from antiphase.base.records import Record
-from antiphase.lab.measures import retrieval_shown
+from antiphase.lab.measures import retrieval_presentation
 from antiphase.lab.measures.perplexity.presentation import losses
 from antiphase.lab.pages import summary, tables, write_report
 from antiphase.lab.studies.compare import tables as trained
@@ -77,13 +77,13 @@ def test_every_table_stands_on_the_page(comparison, both):
             trained.curve_table(shown(comparison)),
         ),
         *(
-            retrieval_shown.needle_summary(retrieval_of(comparison)),
-            retrieval_shown.needle_cells(retrieval_of(comparison)),
+            retrieval_presentation.needle_summary(retrieval_of(comparison)),
+            retrieval_presentation.needle_cells(retrieval_of(comparison)),
             losses(shown(comparison).perplexity),
         ),
         *(
-            retrieval_shown.allocation(retrieval_of(comparison)),
-            retrieval_shown.allocation(retrieval_of(comparison), by_layer=True),
+            retrieval_presentation.allocation(retrieval_of(comparison)),
+            retrieval_presentation.allocation(retrieval_of(comparison), by_layer=True),
         ),
         *(tables.settings(comparison), tables.environment(comparison), tables.provenance(comparison)),
         trained.by_layer(shown(comparison), lambda run: run.gradient_norms, ""),

@@ -13,7 +13,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from antiphase.base.records import Record
-from antiphase.lab.measures import retrieval_shown
+from antiphase.lab.measures import retrieval_presentation
 from antiphase.lab.pages import figures, plots
 from antiphase.lab.pages.html import write_page
 from antiphase.lab.studies.compare import figures as trained
@@ -61,7 +61,7 @@ def test_median_only_where_every_seed_was_measured(comparison):
 
 
 def test_needle_points_carry_the_intervals(comparison):
-    (axes,) = drawn(retrieval_shown.needle_grid(retrieval_of(comparison))).axes
+    (axes,) = drawn(retrieval_presentation.needle_grid(retrieval_of(comparison))).axes
     assert [container.get_label() for container in axes.containers] == [
         "softmax, trained",
         "differential, trained",
@@ -76,7 +76,7 @@ def test_needle_points_carry_the_intervals(comparison):
 
 
 def test_needle_heatmaps_share_one_scale_and_show_the_guess_rate(grid_comparison):
-    figure = drawn(retrieval_shown.needle_grid(retrieval_of(grid_comparison)))
+    figure = drawn(retrieval_presentation.needle_grid(retrieval_of(grid_comparison)))
     panels = {axes.get_title(): axes.images[0] for axes in figure.axes if axes.images and axes.get_title()}
     assert list(panels) == [f"{arm}, {model}" for model in ("trained", "untrained")
                             for arm in ("softmax", "differential")]  # fmt: skip
@@ -90,7 +90,7 @@ def test_needle_heatmaps_share_one_scale_and_show_the_guess_rate(grid_comparison
 
 
 def test_allocation_bars_are_means_over_seeds_of_the_map_in_use(comparison):
-    axes = drawn(retrieval_shown.allocation_bars(retrieval_of(comparison))).axes
+    axes = drawn(retrieval_presentation.allocation_bars(retrieval_of(comparison))).axes
     for panel, measure in zip(axes[:3], ("share", "signed", "contribution"), strict=True):
         widths = {str(bar.get_label()): patch_of(bar).get_width() for bar in panel.containers}
         assert len(widths) == 2 * 2 * 6
@@ -103,7 +103,7 @@ def test_allocation_bars_are_means_over_seeds_of_the_map_in_use(comparison):
 
 
 def test_knock_outs_have_a_panel_where_the_record_has_them(comparison):
-    *_, panel = drawn(retrieval_shown.allocation_bars(retrieval_of(comparison))).axes
+    *_, panel = drawn(retrieval_presentation.allocation_bars(retrieval_of(comparison))).axes
     widths = {str(bar.get_label()): patch_of(bar).get_width() for bar in panel.containers}
     assert widths.keys() == {f"_{arm} {state} {span}" for arm in comparison.values["arms"]
                              for state in ("trained", "untrained") for span in ("answer", "filler")}  # fmt: skip
@@ -112,7 +112,7 @@ def test_knock_outs_have_a_panel_where_the_record_has_them(comparison):
         row.pop("knockout", None)
         for span in row["spans"].values():
             span.pop("contribution", None)
-    assert len(drawn(retrieval_shown.allocation_bars(retrieval_of(comparison))).axes) == 2
+    assert len(drawn(retrieval_presentation.allocation_bars(retrieval_of(comparison))).axes) == 2
 
 
 def test_attention_maps_show_the_strongest_head_on_one_centred_scale(comparison):
@@ -150,7 +150,7 @@ def test_lambdas_by_layer(comparison):
 def test_an_arm_has_one_colour_everywhere(comparison):
     arms = comparison.values["arms"]
     lines = drawn(trained.learning_curves(comparison)).axes[0].lines
-    bars = drawn(retrieval_shown.allocation_bars(retrieval_of(comparison))).axes[0].containers
+    bars = drawn(retrieval_presentation.allocation_bars(retrieval_of(comparison))).axes[0].containers
     for arm in arms:
         assert {line.get_color() for line in lines if arm in str(line.get_label())} == {plots.arm_colour(arms, arm)}
         (bar,) = [bar for bar in bars if bar.get_label() == f"_{arm} trained answer"]

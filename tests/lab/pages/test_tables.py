@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from antiphase.base.records import Record
-from antiphase.lab.measures import retrieval_shown
+from antiphase.lab.measures import retrieval_presentation
 from antiphase.lab.measures.perplexity.presentation import losses
 from antiphase.lab.pages import benchmarks, html, summary, tables, terminal
 from antiphase.lab.studies.compare import tables as trained
@@ -28,12 +28,12 @@ def test_cells_that_differ_in_the_number_of_questions_only_are_distinguished(com
     record = Record(
         kind="compare", values={**comparison.values, "needles": {**needles, "summary": [*needles["summary"], *twice]}}
     )
-    assert [point[1] for point in retrieval_shown.grid_points(retrieval_of(record).summary)] == [2, 5]
+    assert [point[1] for point in retrieval_presentation.grid_points(retrieval_of(record).summary)] == [2, 5]
     assert cells(record, "Needle accuracy, trained (8 needles, 5 questions, 256 tokens)")[0].startswith("12.3 %")
     assert cells(record, "Needle accuracy, trained (8 needles, 2 questions, 256 tokens)")[0].startswith("74.0 %")
-    table = retrieval_shown.needle_summary(retrieval_of(record))
+    table = retrieval_presentation.needle_summary(retrieval_of(record))
     assert {row[3] for row in table.text()} == {"2", "5"}
-    figure = retrieval_shown.needle_grid(retrieval_of(record))
+    figure = retrieval_presentation.needle_grid(retrieval_of(record))
     assert [label.get_text() for label in figure.axes[2].get_xticklabels()] == ["8\n2\n256", "8\n5\n256"]
     page = html.write_report([record], tmp_path / "page.html").read_text(encoding="utf-8")
     assert "12.3 % (8 needles, 5 questions, 256 tokens)" in page
@@ -100,8 +100,10 @@ def test_every_table_has_as_many_cells_as_columns(comparison, grid_comparison, a
     for record in (comparison, grid_comparison, awkward):
         numbers, retrieval = shown(record), retrieval_of(record)
         found = [make(numbers) for make in (trained.headline, trained.comparison, trained.runs_table)]
-        found += [make(retrieval) for make in (retrieval_shown.needle_summary, retrieval_shown.needle_cells)]
-        found += [retrieval_shown.allocation(retrieval, by_layer=by_layer) for by_layer in (False, True)]
+        found += [
+            make(retrieval) for make in (retrieval_presentation.needle_summary, retrieval_presentation.needle_cells)
+        ]
+        found += [retrieval_presentation.allocation(retrieval, by_layer=by_layer) for by_layer in (False, True)]
         found += [make(record) for make in (tables.settings, tables.environment, tables.provenance)]
         found += [trained.by_layer(numbers, lambda run: run.lambdas, "λ"), losses(numbers.perplexity)]
         found.append(trained.curve_table(numbers))
@@ -110,7 +112,7 @@ def test_every_table_has_as_many_cells_as_columns(comparison, grid_comparison, a
 
 
 def test_allocation_never_shows_a_signed_sum_alone(comparison):
-    table = retrieval_shown.allocation(retrieval_of(comparison))
+    table = retrieval_presentation.allocation(retrieval_of(comparison))
     found = {}
     for row in table.rows:
         found.setdefault(tuple(row[:3]), []).append(row[-8])
@@ -122,7 +124,7 @@ def test_allocation_never_shows_a_signed_sum_alone(comparison):
 
 
 def test_knock_outs_are_means_over_seeds_with_their_range(comparison):
-    table = retrieval_shown.knockouts(retrieval_of(comparison))
+    table = retrieval_presentation.knockouts(retrieval_of(comparison))
     rows = {tuple(row[:4]): row[4:] for row in table.rows}
     assert rows["softmax", "trained", "anywhere", "all"] == [
         3,
@@ -133,14 +135,14 @@ def test_knock_outs_are_means_over_seeds_with_their_range(comparison):
     for row in comparison.values["allocation"]:
         if row["seed"] == 1 and "knockout" in row:
             row["knockout"]["filler"] = None
-    table = retrieval_shown.knockouts(retrieval_of(comparison))
+    table = retrieval_presentation.knockouts(retrieval_of(comparison))
     assert all(row[-1] is None for row in table.rows)
     comparison.values["allocation"] = [row for row in comparison.values["allocation"] if row["seed"] == 0]
-    table = retrieval_shown.knockouts(retrieval_of(comparison))
+    table = retrieval_presentation.knockouts(retrieval_of(comparison))
     assert table.rows[0][-2:] == ["-1.500 [-2.000 to -1.000]", "+0.010 [-0.020 to +0.040]"]
     for row in comparison.values["allocation"]:
         row.pop("knockout", None)
-    assert retrieval_shown.knockouts(retrieval_of(comparison)) is None
+    assert retrieval_presentation.knockouts(retrieval_of(comparison)) is None
 
 
 def test_long_curves_are_shortened_and_say_so(comparison):

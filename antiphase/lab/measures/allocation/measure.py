@@ -12,7 +12,7 @@ from antiphase.base.randomness import keyed_generator
 from antiphase.base.records import Record, finite
 from antiphase.base.typed import build
 from antiphase.lab.measures.allocation import Allocation, AllocationSettings
-from antiphase.lab.measures.retrieval import (
+from antiphase.lab.measures.context_runner import (
     CellMeasurement,
     CellRows,
     Row,
@@ -29,7 +29,7 @@ from antiphase.lab.text.retrieval import RetrievalBatch, RetrievalTask
 
 
 def evaluate(settings: AllocationSettings, output: Path, **options: Any) -> Record:
-    """Measure and write the record; see ``retrieval.evaluate_on_contexts``."""
+    """Measure and write the record; see ``context_runner.evaluate_on_contexts``."""
     return evaluate_on_contexts(MEASUREMENT, settings, output, **options)
 
 

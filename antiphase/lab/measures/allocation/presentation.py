@@ -8,10 +8,10 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from antiphase.base.records import Record
-from antiphase.lab.measures import retrieval_shown
+from antiphase.lab.measures import retrieval_presentation
 from antiphase.lab.measures.allocation import Allocation
+from antiphase.lab.measures.retrieval_presentation import Retrieval, allocation_drawing, state
 from antiphase.lab.measures.retrieval_results import MapAllocation
-from antiphase.lab.measures.retrieval_shown import Retrieval, allocation_drawing, state
 from antiphase.lab.pages.plots import COLOURS, PERCENT, STYLE, legend_below, visible
 from antiphase.lab.pages.presentation import Drawing, Presentation
 from antiphase.lab.pages.tables import Column, Table, depth_text, format_value
@@ -103,7 +103,7 @@ def retrieval_of(record: Record) -> Retrieval:
 
 def _tables(record: Record) -> list[Table | None]:
     found = retrieval_of(record)
-    return [by_depth(record), retrieval_shown.allocation(found), retrieval_shown.knockouts(found)]
+    return [by_depth(record), retrieval_presentation.allocation(found), retrieval_presentation.knockouts(found)]
 
 
 PRESENTATION = Presentation(

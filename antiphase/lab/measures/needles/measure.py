@@ -16,9 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from antiphase.base.errors import named
 from antiphase.base.records import Record, finite
 from antiphase.base.typed import build
-from antiphase.lab.measures.needles import Needles, NeedlesSettings
-from antiphase.lab.measures.needles.text import Generating, text_needles
-from antiphase.lab.measures.retrieval import (
+from antiphase.lab.measures.context_runner import (
     CellMeasurement,
     CellRows,
     Row,
@@ -26,6 +24,8 @@ from antiphase.lab.measures.retrieval import (
     evaluate_on_contexts,
     measure_in_text,
 )
+from antiphase.lab.measures.needles import Needles, NeedlesSettings
+from antiphase.lab.measures.needles.text import Generating, text_needles
 from antiphase.lab.measures.settings import DEPTHS, ContextSettings
 from antiphase.lab.scoring.loading import LoadedModel
 from antiphase.lab.scoring.needles import crossings, needle_cell, predictor, summarize
@@ -37,7 +37,7 @@ SIZES = ("needles", "queries", "length")
 
 
 def evaluate(settings: NeedlesSettings, output: Path, **options: Any) -> Record:
-    """Measure and write the record; see ``retrieval.evaluate_on_contexts``."""
+    """Measure and write the record; see ``context_runner.evaluate_on_contexts``."""
     return evaluate_on_contexts(MEASUREMENT, settings, output, **options)
 
 

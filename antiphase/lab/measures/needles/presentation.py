@@ -6,8 +6,8 @@ from typing import Any
 
 from antiphase.base.records import Record
 from antiphase.lab.measures.needles import Needles, Trend
+from antiphase.lab.measures.retrieval_presentation import Retrieval, crossings_table, needles_drawing, state
 from antiphase.lab.measures.retrieval_results import Accuracy
-from antiphase.lab.measures.retrieval_shown import Retrieval, crossings_table, needles_drawing, state
 from antiphase.lab.pages.presentation import Presentation
 from antiphase.lab.pages.tables import Column, Table, depth_text, format_value, table_of
 

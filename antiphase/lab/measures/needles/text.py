@@ -15,7 +15,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from antiphase.base.errors import named
-from antiphase.lab.measures.retrieval import prompts_of, room_for
+from antiphase.lab.measures.context_runner import prompts_of, room_for
 from antiphase.lab.scoring.likelihood import generated_tokens
 from antiphase.lab.text.haystacks import Cell, Context
 

@@ -15,8 +15,7 @@ from antiphase.base.errors import InputError, named
 from antiphase.base.randomness import keyed_generator
 from antiphase.base.records import Record, finite
 from antiphase.base.typed import build
-from antiphase.lab.measures.noise import FORMS, Noise, NoiseSettings
-from antiphase.lab.measures.retrieval import (
+from antiphase.lab.measures.context_runner import (
     CellMeasurement,
     CellRows,
     Row,
@@ -24,6 +23,7 @@ from antiphase.lab.measures.retrieval import (
     evaluate_on_contexts,
     measure_in_text,
 )
+from antiphase.lab.measures.noise import FORMS, Noise, NoiseSettings
 from antiphase.lab.measures.settings import ContextSettings
 from antiphase.lab.scoring.allocation import ALL_LAYERS, batches_of
 from antiphase.lab.scoring.effects import allocation_with_effects
@@ -37,7 +37,7 @@ from antiphase.lab.text.retrieval import RetrievalBatch, RetrievalTask
 
 
 def evaluate(settings: NoiseSettings, output: Path, **options: Any) -> Record:
-    """Measure and write the record; see ``retrieval.evaluate_on_contexts``."""
+    """Measure and write the record; see ``context_runner.evaluate_on_contexts``."""
     measuring = _measuring(settings.resamples, settings.second_map, settings.seed)
     return evaluate_on_contexts(measuring, settings, output, **options)
 

@@ -7,7 +7,12 @@ import statistics
 from antiphase.base.errors import named, worded
 from antiphase.base.records import Record
 from antiphase.lab.measures.perplexity.presentation import losses
-from antiphase.lab.measures.retrieval_shown import allocation_drawing, allocation_tables, needle_tables, needles_drawing
+from antiphase.lab.measures.retrieval_presentation import (
+    allocation_drawing,
+    allocation_tables,
+    needle_tables,
+    needles_drawing,
+)
 from antiphase.lab.pages.presentation import Drawing, Presentation
 from antiphase.lab.pages.tables import Table, format_value, present
 from antiphase.lab.studies.compare import figures, tables

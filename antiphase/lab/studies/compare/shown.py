@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from antiphase.base.records import Record
-from antiphase.lab.measures.retrieval_shown import Retrieval
+from antiphase.lab.measures.retrieval_presentation import Retrieval
 from antiphase.lab.studies.compare import ComparedRun, Comparison, Parameters
 from antiphase.lab.studies.outcomes import LearnedThreshold
 from antiphase.lab.studies.runs import run_of

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from antiphase.lab.measures.retrieval_presentation import grid_point, grid_points, point_words, state
 from antiphase.lab.measures.retrieval_results import Accuracy
-from antiphase.lab.measures.retrieval_shown import grid_point, grid_points, point_words, state
 from antiphase.lab.pages.tables import Column, Table, columns_of, format_value, present, table_of
 from antiphase.lab.studies.compare import ComparedRun, Comparison, Parameters
 from antiphase.lab.studies.compare.shown import threshold_of

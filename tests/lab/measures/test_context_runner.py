@@ -15,7 +15,7 @@ from antiphase.base.errors import InputError
 from antiphase.base.folders.journal import JOURNAL
 from antiphase.base.folders.ownership import LOCK
 from antiphase.base.records import Record
-from antiphase.lab.measures import retrieval
+from antiphase.lab.measures import context_runner
 from antiphase.lab.measures.allocation import Allocation
 from antiphase.lab.measures.allocation.measure import allocation_in_text
 from antiphase.lab.measures.needles import Needles
@@ -304,15 +304,15 @@ class Counted:
         self.loaded = []
         self.cells = []
         for name in ("Texts", "Symbols"):
-            kind = getattr(retrieval, name)
+            kind = getattr(context_runner, name)
             monkeypatch.setattr(kind, "rows", self._counting(kind.rows))
-        load = retrieval.load_model
+        load = context_runner.load_model
 
         def loading(name, **words):
             self.loaded.append(name)
             return load(name, **words)
 
-        monkeypatch.setattr(retrieval, "load_model", loading)
+        monkeypatch.setattr(context_runner, "load_model", loading)
 
     def _counting(self, measure):
         def rows(experiment, loaded, cell):
