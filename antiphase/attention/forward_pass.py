@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 from transformers import Cache
 
+from antiphase.attention.caches import cache_in
+
 STATES = "_antiphase_states"
 """Attribute of a followed cache: the state of each block, by the block's number."""
 _FOLLOWED: WeakSet[Cache] = WeakSet()
@@ -89,7 +91,7 @@ def begin_pass(given: Mapping[str, Any], number: int, state: type[SequenceState]
     """
     if given.get("encoder_hidden_states") is not None:
         raise ValueError("attention to another sequence (encoder_hidden_states) cannot be measured or changed")
-    cache, mask, ids = (given.get(name) for name in ("past_key_values", "attention_mask", "input_ids"))
+    cache, mask, ids = cache_in(given), given.get("attention_mask"), given.get("input_ids")
     past = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
     known = getattr(cache, STATES, {}).get(number) if past else None
     return ForwardPass(

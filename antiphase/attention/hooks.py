@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from antiphase.attention.caches import cache_in
 from antiphase.attention.calls import AttentionCall, AttentionKind, kind_of
 from antiphase.attention.forward_pass import ForwardPass, SequenceState, begin_pass, follow, release
 from antiphase.attention.interface import INSIDE, REPLACEMENT_PREFIX, differential_function, heads_inside
@@ -297,7 +298,7 @@ class _Passes:
         given = {} if self.anything else {**bound, **bound.get("kwargs", {})}
         self.here.now = begin_pass(given, self.number, self.state)
         self.check(self.here.now)
-        cache = given.get("past_key_values")
+        cache = cache_in(given)
         if isinstance(cache, Cache):
             follow(cache, self.number, self.here.now.state)
 
@@ -314,7 +315,7 @@ class _Passes:
                 f"layer {silent[0]} of {self.name} has no attention that could be changed",
                 f"remove it from the plan ({named('layers')} of a search or study)",
             )
-        parts = output if isinstance(output, tuple) else (getattr(output, "past_key_values", None),)
+        parts = output if isinstance(output, tuple) else (cache_in(output) if isinstance(output, Mapping) else None,)
         for cache in parts:
             if isinstance(cache, Cache) and not self.anything:
                 follow(cache, self.number, self.here.now.state)

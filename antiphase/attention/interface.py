@@ -12,6 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.masking_utils import causal_mask_function, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from antiphase.attention.caches import CACHE
 from antiphase.layers.functions import (
     AttentionFunction,
     antiphase_attention,
@@ -89,6 +90,8 @@ def refuse_continuous_batching(implementation: str, *, is_v1: bool) -> None:
     Raises:
         ValueError: ``generate_batch`` could not serve the model, and would return nothing without a reason.
     """
+    if CACHE == "cache":
+        raise ValueError("continuous batching (generate_batch) needs transformers before 5.24; use generate")
     if is_v1:
         raise ValueError(CONTINUOUS)
     if implementation not in BUILT_IN:

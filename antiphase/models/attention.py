@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import Cache, EncoderDecoderCache, PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from antiphase.attention.caches import by_either_name
 from antiphase.attention.interface import differential_function, subtracting_function
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.functions import AttentionFunction, has_two_keys, is_differential
@@ -25,6 +26,10 @@ class _Configured(AttentionLayer):
     def __init__(self, config: PreTrainedConfig, layer_idx: int, **options: Any) -> None:
         super().__init__(**layer_arguments(config, layer_idx), **options)
         self.config = config
+
+    @by_either_name
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        return super().forward(*args, **kwargs)
 
     def attention_function(self) -> AttentionFunction:
         return function_for(self, self.config._attn_implementation)

@@ -147,7 +147,7 @@ class AntiphaseConfig(NamedFields):
     """
 
     model_type = "antiphase"
-    keys_to_ignore_at_inference: ClassVar = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar = ["past_key_values", "cache"]
     hidden_act: ClassVar[str] = BLOCK["hidden_act"]
     gated_mlp: ClassVar[bool] = BLOCK["gated_mlp"]
     mlp_bias: ClassVar[bool] = BLOCK["mlp_bias"]

@@ -9,6 +9,7 @@ from transformers import Cache, GenerationMixin, PreTrainedConfig, PreTrainedMod
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from antiphase.attention.caches import CACHE, by_either_name
 from antiphase.attention.interface import refuse_continuous_batching
 from antiphase.layers.functions import has_two_keys
 from antiphase.layers.registry import attention_layers
@@ -45,6 +46,7 @@ class CausalHead(VocabularyHead, GenerationMixin):
         refuse_continuous_batching(self.config._attn_implementation, is_v1=any(map(has_two_keys, layers)))
         return super().init_continuous_batching(*args, **kwargs)
 
+    @by_either_name
     @can_return_tuple
     def forward(
         self,
@@ -80,6 +82,6 @@ class CausalHead(VocabularyHead, GenerationMixin):
         if has_labels:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.vocab_size, **kwargs)
         return CausalLMOutputWithPast(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states, attentions=outputs.attentions,
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions,
+            **{CACHE: outputs.get(CACHE)},
         )  # fmt: skip

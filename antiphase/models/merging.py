@@ -219,7 +219,7 @@ class Merger:
 
     def _import_lines(self) -> str:
         plain = sorted(f"import {clause}" for clause in self.imports.get("", ()))
-        chosen = [(module, sorted(clauses)) for module, clauses in sorted(self.imports.items()) if module]
+        chosen = [(module, sorted(clauses, key=_place)) for module, clauses in sorted(self.imports.items()) if module]
         lines = [*plain, *(_import_line(module, clauses) for module, clauses in chosen)]
         standard = [line for line in lines if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
         others = [line for line in lines if line not in standard]
@@ -229,6 +229,11 @@ class Merger:
 def _first_line(node: ast.stmt) -> int:
     decorators = node.decorator_list if isinstance(node, (ast.FunctionDef, ast.ClassDef)) else []
     return min([node.lineno, *(decorator.lineno for decorator in decorators)])
+
+
+def _place(clause: str) -> tuple[bool, bool, str]:
+    """Constants, then classes, then the rest, each by the alphabet."""
+    return not clause.isupper(), clause[0].islower(), clause.lower()
 
 
 def _import_line(module: str, clauses: list[str]) -> str:

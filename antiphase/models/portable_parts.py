@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from antiphase.attention.caches import CACHE
 from antiphase.layers.exchange import grouped
 from antiphase.layers.functions import (
     AttentionFunction,
@@ -58,8 +59,11 @@ def chosen_implementation(config: PreTrainedConfig, requested: str | None) -> st
 def refuse_continuous_batching(implementation: str, *, is_v1: bool) -> None:
     """
     Raises:
-        ValueError: the model is a V1 one, whose two calls of a function would add the keys to the cache twice.
+        ValueError: the model is a V1 one, whose two calls of a function would add the keys to the cache twice; or
+            layers are expected to add them themselves.
     """
+    if CACHE == "cache":
+        raise ValueError("continuous batching (generate_batch) needs transformers before 5.24; use generate")
     if is_v1:
         raise ValueError("continuous batching (generate_batch) cannot serve differential (V1) models; use generate")
 

@@ -20,6 +20,7 @@ from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbeddin
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from antiphase.attention.caches import CACHE, by_either_name
 from antiphase.attention.interface import BUILT_IN
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.exchange import Exchange
@@ -76,7 +77,7 @@ class AntiphasePreTrainedModel(AttendingPreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules: ClassVar = ["Block"]
-    _skip_keys_device_placement: ClassVar = ["past_key_values"]
+    _skip_keys_device_placement: ClassVar = [CACHE]
     _can_record_outputs: ClassVar = {"hidden_states": Block, "attentions": AttentionLayer}
 
     @torch.no_grad()
@@ -128,6 +129,7 @@ class AntiphaseModel(AntiphasePreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @by_either_name
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -195,10 +197,10 @@ class AntiphaseModel(AntiphasePreTrainedModel):
                 hidden_states,
                 attention_mask=masks[kind],
                 position_embeddings=position_embeddings,
-                past_key_values=past_key_values,
+                **{CACHE: past_key_values},
                 **kwargs,
             )
-        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), past_key_values=past_key_values)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), **{CACHE: past_key_values})
 
     def _kinds_of_layers(self) -> list[str]:
         """``config.layer_types`` of the layers that run: fewer, where generate drafts with the first ones.
@@ -233,8 +235,8 @@ class AntiphaseModel(AntiphasePreTrainedModel):
                 config=self.config,
                 inputs_embeds=inputs_embeds,
                 attention_mask=attention_mask,
-                past_key_values=past_key_values,
                 position_ids=position_ids,
+                **{CACHE: past_key_values},
             )
             for kind in dict.fromkeys(self.config.layer_types)
         }

@@ -6,6 +6,8 @@ import inspect
 
 from transformers import DynamicCache, PreTrainedModel, cache_utils
 
+from antiphase.attention.caches import CACHE
+
 KEYED = tuple(
     getattr(cache_utils, name)
     for name in ("DynamicLayer", "DynamicSlidingWindowLayer", "DynamicIndexedLayer", "DummyLayer")
@@ -19,7 +21,7 @@ def carries_state(model: PreTrainedModel) -> bool:
 
     Such a model may ignore the state if several tokens follow a cache, so it reads a text at once.
     """
-    if model._is_stateful or "past_key_values" not in inspect.signature(model.forward).parameters:
+    if model._is_stateful or not {CACHE, "past_key_values"} & set(inspect.signature(model.forward).parameters):
         return True
     return any(type(layer) not in KEYED for layer in DynamicCache(config=model.config).layers)
 

@@ -15,6 +15,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from antiphase.attention.caches import CACHE
 from antiphase.attention.calls import AttentionCall, kind_of
 from antiphase.attention.forward_pass import ForwardPass
 from antiphase.attention.statistics import attention_statistics
@@ -226,13 +227,13 @@ def _steps(stack: ExitStack, length: int, mode: str | None, seed: int) -> Callab
     prompt = torch.randint(0, SIZES["vocab_size"], (1, length), generator=torch.Generator().manual_seed(seed))
     cache = DynamicCache()
     with torch.no_grad():
-        model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(input_ids=prompt, use_cache=True, **{CACHE: cache}, logits_to_keep=1)
 
     @torch.no_grad()
     def run() -> object:
         token = prompt[:, -1:]
         for _ in range(NEW_TOKENS):
-            logits = model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            logits = model(input_ids=token, use_cache=True, **{CACHE: cache}, logits_to_keep=1).logits
             token = logits[:, -1:].argmax(-1)
         return token
 

@@ -25,6 +25,7 @@ from transformers import (
     StaticCache,
 )
 
+from antiphase.attention.caches import CACHE
 from antiphase.attention.interface import NAME, TRITON
 from antiphase.base.records import Record
 from antiphase.lab.speed.attention import check_suite, suite_of
@@ -312,7 +313,7 @@ def _prefill(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], objec
     @torch.no_grad()
     def run() -> object:
         model.eval()
-        return model(input_ids=prompt, past_key_values=DynamicCache(), use_cache=True, logits_to_keep=1).logits
+        return model(input_ids=prompt, use_cache=True, logits_to_keep=1, **{CACHE: DynamicCache()}).logits
 
     return run
 
@@ -322,14 +323,14 @@ def decoding(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[[], objec
     cache = DynamicCache()
     with torch.no_grad():
         model.eval()
-        model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(input_ids=prompt, use_cache=True, **{CACHE: cache}, logits_to_keep=1)
 
     @torch.no_grad()
     def run() -> object:
         model.eval()
         token = prompt[:, -1:]
         for _ in range(NEW_TOKENS):
-            logits = model(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+            logits = model(input_ids=token, use_cache=True, **{CACHE: cache}, logits_to_keep=1).logits
             token = logits[:, -1:].argmax(-1)
         cache.crop(-NEW_TOKENS)
         return token
@@ -347,7 +348,7 @@ def compiled_decoding(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[
     positions = [torch.tensor([[length + n]], device=prompt.device) for n in range(NEW_TOKENS)]
     with torch.no_grad():
         model.eval()
-        model(input_ids=prompt, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        model(input_ids=prompt, use_cache=True, **{CACHE: cache}, logits_to_keep=1)
     step = compiled(model, "reduce-overhead")
 
     @torch.no_grad()
@@ -356,7 +357,7 @@ def compiled_decoding(model: PreTrainedModel, prompt: torch.Tensor) -> Callable[
         for place in positions:
             torch.compiler.cudagraph_mark_step_begin()
             logits = step(
-                input_ids=token, position_ids=place, past_key_values=cache, use_cache=True, logits_to_keep=1
+                input_ids=token, position_ids=place, use_cache=True, **{CACHE: cache}, logits_to_keep=1
             ).logits
             token = logits[:, -1:].argmax(-1)
         for layer in cache.layers:

@@ -144,7 +144,7 @@ class VanillaConfig(ClassicConfig):
     """
 
     model_type = "antiphase_vanilla"
-    keys_to_ignore_at_inference: ClassVar = ["past_key_values"]
+    keys_to_ignore_at_inference: ClassVar = ["past_key_values", "cache"]
 
     is_causal: bool = False
     """Whether a token sees only itself and those before it (a decoder), or all tokens (an encoder)."""

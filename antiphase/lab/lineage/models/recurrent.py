@@ -11,6 +11,7 @@ from transformers import GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
+from antiphase.attention.caches import CACHE, by_either_name
 from antiphase.base.errors import InputError
 from antiphase.lab.lineage.models.common import (
     ClassicPreTrainedModel,
@@ -45,6 +46,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
         )  # fmt: skip
         self.post_init()
 
+    @by_either_name
     @can_return_tuple
     def forward(
         self,
@@ -92,7 +94,7 @@ class RecurrentModel(RecurrentPreTrainedModel):
         return BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=states,
             pooler_output=state[0][-directions:].transpose(0, 1).flatten(1),
-            past_key_values=state if use_cache and not self.config.bidirectional else None,
+            **{CACHE: state if use_cache and not self.config.bidirectional else None},
         )
 
     def parameters_by_layer(self) -> list[list[nn.Parameter]]:
@@ -129,6 +131,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.pooled_width, config.vocab_size, bias=False)
         self.post_init()
 
+    @by_either_name
     @can_return_tuple
     def forward(
         self,
@@ -157,8 +160,9 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=self.vocab_size, num_items_in_batch=num_items_in_batch
             )
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: outputs.get(CACHE)})
 
+    @by_either_name
     def prepare_inputs_for_generation(
         self,
         input_ids: Tensor,
@@ -171,7 +175,7 @@ class RecurrentForCausalLM(RecurrentPreTrainedModel, GenerationMixin):
         new = slice(None) if past_key_values is None else slice(-1, None)
         mask = None if attention_mask is None else attention_mask[:, new]
         return {
-            "input_ids": input_ids[:, new], "attention_mask": mask, "past_key_values": past_key_values,
+            "input_ids": input_ids[:, new], "attention_mask": mask, CACHE: past_key_values,
             "use_cache": use_cache,
         }  # fmt: skip
 

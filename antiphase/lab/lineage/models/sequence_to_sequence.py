@@ -10,6 +10,7 @@ from transformers import Cache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils import can_return_tuple
 
+from antiphase.attention.caches import CACHE, by_either_name
 from antiphase.base.errors import InputError
 from antiphase.lab.lineage.models.configs import SequenceToSequenceConfig
 from antiphase.lab.lineage.models.vanilla import VanillaModel, VanillaPreTrainedModel
@@ -64,6 +65,7 @@ class SequenceToSequenceModel(SequenceToSequencePreTrainedModel):
         self.decoder = VanillaModel(config, has_context=True)
         self.post_init()
 
+    @by_either_name
     @can_return_tuple
     def forward(
         self,
@@ -93,7 +95,7 @@ class SequenceToSequenceModel(SequenceToSequencePreTrainedModel):
         )  # fmt: skip
         return Seq2SeqModelOutput(
             last_hidden_state=outputs.last_hidden_state,
-            past_key_values=outputs.past_key_values,
+            **{CACHE: outputs.get(CACHE)},
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
             cross_attentions=outputs.cross_attentions,
@@ -113,6 +115,7 @@ class SequenceToSequenceForConditionalGeneration(SequenceToSequencePreTrainedMod
         """The encoder, which ``generate`` calls once."""
         return self.model.encoder
 
+    @by_either_name
     @can_return_tuple
     def forward(
         self,
@@ -152,7 +155,7 @@ class SequenceToSequenceForConditionalGeneration(SequenceToSequencePreTrainedMod
                 logits=logits, labels=None, shift_labels=labels, vocab_size=self.vocab_size, **kwargs
             )
         return Seq2SeqLMOutput(
-            loss=loss, logits=logits, past_key_values=outputs.past_key_values,
+            loss=loss, logits=logits, **{CACHE: outputs.get(CACHE)},
             decoder_hidden_states=outputs.decoder_hidden_states, decoder_attentions=outputs.decoder_attentions,
             cross_attentions=outputs.cross_attentions, encoder_last_hidden_state=outputs.encoder_last_hidden_state,
             encoder_hidden_states=outputs.encoder_hidden_states, encoder_attentions=outputs.encoder_attentions,

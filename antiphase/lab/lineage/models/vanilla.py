@@ -15,6 +15,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from antiphase.attention.caches import CACHE, by_either_name
 from antiphase.base.errors import InputError
 from antiphase.lab.lineage.models.common import (
     ClassicPreTrainedModel,
@@ -132,7 +133,7 @@ class VanillaPreTrainedModel(AttendingPreTrainedModel, ClassicPreTrainedModel):
     config: VanillaConfig
     config_class = VanillaConfig
     _no_split_modules: ClassVar = ["VanillaLayer"]
-    _skip_keys_device_placement: ClassVar = ["past_key_values"]
+    _skip_keys_device_placement: ClassVar = [CACHE]
     _can_record_outputs: ClassVar = {
         "hidden_states": VanillaLayer,
         "attentions": OutputRecorder(AttentionLayer, index=1, layer_name="self_attn"),
@@ -178,6 +179,7 @@ class VanillaModel(VanillaPreTrainedModel):
         self.norm = Norm(config) if config.norm_position == "pre" else None  # post-norm layers already end with a norm
         self.post_init()
 
+    @by_either_name
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -222,7 +224,7 @@ class VanillaModel(VanillaPreTrainedModel):
         masks: dict[str, Any] = {"config": self.config, "inputs_embeds": inputs_embeds}
         if self.is_causal:
             mask = create_causal_mask(
-                **masks, attention_mask=attention_mask, past_key_values=past_key_values, position_ids=told
+                **masks, attention_mask=attention_mask, position_ids=told, **{CACHE: past_key_values}
             )
         else:
             mask = create_bidirectional_mask(**masks, attention_mask=attention_mask)
@@ -245,7 +247,7 @@ class VanillaModel(VanillaPreTrainedModel):
         return BaseModelOutputWithPoolingAndCrossAttentions(
             last_hidden_state=hidden_states,
             pooler_output=None if real is None else self._pool(hidden_states, real),
-            past_key_values=past_key_values,
+            **{CACHE: past_key_values},
         )
 
     def _real_tokens(self, embedded: Tensor, attention_mask: Tensor | None, seen: int) -> Tensor | None:
