@@ -1,14 +1,15 @@
-"""Do the lowest versions that ``pyproject.toml`` allows work? A step of ``make full``.
+"""Do the lowest versions that ``pyproject.toml`` allows work, and the newest? Steps of ``make full``.
 
-    python -m tools.floors
+    python -m tools.floors [--newest]
 
-An empty environment gets every dependency at its floor, then fast tests of all parts run there. The record,
-``records/floors.json``, has the versions and the numbers of tests.
+An empty environment gets every dependency at its floor, or its newest version, but torch as it is tested; then fast
+tests of all parts run there. The record, ``records/floors.json`` or ``newest.json``, has versions and numbers of tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -19,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from rich.console import Console
 
 from antiphase.base.records import Record
 from tools.full_run import outcomes
+from tools.release import pinned
 
 CONSOLE = Console(highlight=False)
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +36,7 @@ TESTS = (
     "tests/models/test_transformer.py", "tests/models/test_attention.py", "tests/models/test_configuration.py",
     "tests/models/test_conversion.py", "tests/models/test_checkpoints.py", "tests/models/test_other_tools.py",
     "tests/models/test_portable.py", "tests/calibration", "tests/lab/text", "tests/lab/pages", "tests/cli/test_cli.py",
-    "tests/test_imports.py", "tests/attention/test_interface.py", "tests/base/test_records.py",
+    "tests/test_imports.py", "tests/attention/test_interface.py", "tests/attention/test_caches.py", "tests/base/test_records.py",
     "tests/lab/training/test_loop.py",
 )  # fmt: skip
 """Files and folders; their slow tests are left out."""
@@ -41,19 +44,26 @@ TESTS = (
 
 def main() -> int:
     """Install, test, write the record; 1 if a test fails."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--newest", action="store_true", help="the newest versions instead of the lowest")
+    kind = "newest" if parser.parse_args().newest else "floors"
     started = time.perf_counter()
-    pins = floors()
+    lowest = floors()
+    wanted = [f"{name}=={version}" for name, version in lowest.items()]
+    if kind == "newest":
+        wanted = [pinned("torch"), *(name for name in lowest if name != "torch")]
     with tempfile.TemporaryDirectory(prefix="antiphase-floors-") as scratch:
         python = Path(scratch) / "environment/bin/python"
         subprocess.run([sys.executable, "-m", "venv", str(python.parent.parent)], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, *(f"{name}=={version}" for name, version in pins.items())], check=True)
+        subprocess.run([*pip, *wanted], check=True)
         subprocess.run([*pip, "--no-deps", "--editable", str(ROOT)], check=True)
+        listed = subprocess.run([*pip[:3], "list", "--format", "json"], check=True, capture_output=True, text=True)
+        versions = {canonicalize_name(one["name"]): one["version"] for one in json.loads(listed.stdout)}
         counts = tested(python, Path(scratch))
-    values = {"floors": pins, **counts}
-    record = Record(kind="floors", values=values, seconds=time.perf_counter() - started)
-    CONSOLE.print(str(record.save(ROOT / "records", "floors")))
+    values = {"versions": {name: versions[canonicalize_name(name)] for name in lowest}, **counts}
+    record = Record(kind=kind, values=values, seconds=time.perf_counter() - started)
+    CONSOLE.print(str(record.save(ROOT / "records", kind)))
     return int(bool(counts["failed"]) or not counts["tests"])
 
 

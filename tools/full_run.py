@@ -87,6 +87,7 @@ def all_steps() -> dict[str, Callable[[], dict[str, Any]]]:
         "transformers' own tests": ["tests/suites/run.py", "--output", RECORDS],
         "zoo": ["tests/zoo/run.py", "--output", RECORDS],
         "floors": ["tools/floors.py"],
+        "newest": ["tools/floors.py", "--newest"],
         "companions": ["tools/companions.py"],
         "vLLM": ["tools/served.py"],
     }
