@@ -36,8 +36,8 @@ TESTS = (
     "tests/models/test_transformer.py", "tests/models/test_attention.py", "tests/models/test_configuration.py",
     "tests/models/test_conversion.py", "tests/models/test_checkpoints.py", "tests/models/test_other_tools.py",
     "tests/models/test_portable.py", "tests/calibration", "tests/lab/text", "tests/lab/pages", "tests/cli/test_cli.py",
-    "tests/test_imports.py", "tests/attention/test_interface.py", "tests/attention/test_caches.py", "tests/base/test_records.py",
-    "tests/lab/training/test_loop.py",
+    "tests/test_imports.py", "tests/attention/test_interface.py", "tests/attention/test_caches.py",
+    "tests/base/test_records.py", "tests/lab/training/test_loop.py",
 )  # fmt: skip
 """Files and folders; their slow tests are left out."""
 
