@@ -13,6 +13,13 @@ from antiphase.lab.measures.look import KEYS, LARGEST, QUERIES, Look, StoredMaps
 from antiphase.lab.measures.look.map_codes import decode, sums_to_one
 from antiphase.lab.pages.tables import Column, Table
 
+SINK = 5.0
+"""A key is a sink of a head if it receives more than this / M of the attention of the queries that see it, on average,
+and at least M / this see it; M is the number of keys.
+"""
+MOST_SINKS = 3
+"""Tokens that are named as the sinks of a layer."""
+
 
 @dataclass(frozen=True)
 class LayerMaps:
@@ -199,6 +206,20 @@ def remarks(record: Record) -> list[str]:
     return found
 
 
+def sinks_of(layer: LayerMaps) -> numpy.ndarray:
+    """(H, M) bool: the keys that are sinks of each head, the first one included."""
+    seen = layer.visible.sum(0)
+    received = layer.shares.sum(1) / numpy.maximum(seen, 1)
+    return (received > SINK / len(seen)) & (seen * SINK >= len(seen))
+
+
+def _named(sinks: numpy.ndarray, tokens: Sequence[Token]) -> str | None:
+    """The tokens that are sinks of most heads, with the numbers of these: ``'When' (9), ' the' (6)``; or None."""
+    counts = sinks.sum(0)
+    first = [key for key in numpy.argsort(-counts, kind="stable")[:MOST_SINKS] if counts[key]]
+    return ", ".join(f"{tokens[key].text!r} ({counts[key]})" for key in first) or None
+
+
 def layer_table(record: Record) -> Table | None:
     """Statistics of each layer on this text, means over heads and queries."""
     rows = []
@@ -210,21 +231,26 @@ def layer_table(record: Record) -> Table | None:
         row = numpy.arange(share.shape[1])[:, None] + share.shape[2] - share.shape[1]
         distance = numpy.abs(row - numpy.arange(share.shape[2]))
         entropy = -(share * numpy.log(numpy.maximum(share, 1e-30))).sum(-1)
+        sinks = sinks_of(layer)
+        is_exact = tokens == 1
         negative = (share * (weights < 0)).sum(-1).mean() if layer.lam is not None else None
         rows.append(
             [
                 layer.name if layer.between else layer.layer, len(weights),
                 mask_words(masks[layer.mask]),
-                float(share[..., 0].mean()), float(entropy.mean()),
+                float(share[..., 0].mean()),
+                float(entropy.mean()),
                 float((share * distance).sum(-1).mean()) * tokens if layer.queries == layer.keys else None,
                 None if layer.lam is None else float(layer.lam.mean()), None if negative is None else float(negative),
-                layer.lost,
+                layer.lost, float((share * sinks[:, None])[..., 1:].sum(-1).mean()) if is_exact else None,
+                _named(sinks, Look.of(record).sequences[layer.keys].tokens) if is_exact else None,
             ]
         )  # fmt: skip
     columns = [
         Column("Layer", "integer"), Column("Heads", "integer"), Column("Mask"), Column("On the first token", "percent"),
         Column("Entropy, nats", "number"), Column("Distance, tokens", "number"), Column("λ", "number"),
-        Column("Negative", "percent"), Column("On no token", "percent"),
+        Column("Negative", "percent"), Column("On no token", "percent"), Column("On other sinks", "percent"),
+        Column("Sinks (heads)"),
     ]  # fmt: skip
     if not rows:
         return None
@@ -232,7 +258,13 @@ def layer_table(record: Record) -> Table | None:
         title="Attention by layer",
         columns=columns,
         rows=rows,
-        note=" ".join(["Of |A| / Σ|A|, A what multiplies the values: means over heads and queries.", *remarks(record)]),
+        note=" ".join(
+            [
+                "Of |A| / Σ|A|, A what multiplies the values: means over heads and queries. A sink receives more than "
+                f"{SINK:.0f} / M of the attention of M tokens.",
+                *remarks(record),
+            ]
+        ),
     ).without_empty_columns()
 
 

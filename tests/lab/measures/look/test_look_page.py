@@ -161,11 +161,28 @@ def test_the_table_of_layers_is_that_of_the_maps(look_record):
             record.arrays[f"maps.{layer.layer}.lambda"].mean(), share[weights < 0].sum() / (3 * 7),
         ]  # fmt: skip
         assert row[:3] == [layer.layer, 3, "causal"]
-        numpy.testing.assert_allclose(row[3:], expected, rtol=1e-4)
+        numpy.testing.assert_allclose(row[3:8], expected, rtol=1e-4)
+        seen_by = 7 - numpy.arange(7)
+        sinks = (share.sum(1) / seen_by > 5 / 7) & (seen_by >= 7 / 5)
+        numpy.testing.assert_allclose(row[8], (share * sinks[:, None])[..., 1:].sum() / (3 * 7), rtol=1e-4, atol=1e-7)
     plain = layer_table(look_record(differential=False, target=["ein", "Hund"]))
     assert [column.name for column in plain.columns] == [
-        "Layer", "Heads", "Mask", "On the first token", "Entropy, nats",
+        "Layer", "Heads", "Mask", "On the first token", "Entropy, nats", "On other sinks",
     ]  # fmt: skip
+
+
+def test_tokens_that_are_sinks_are_named_with_their_heads(look_record):
+    record = look_record(differential=False)
+    (codes,) = [
+        name for name in record.arrays if name.startswith("maps.0.") and record.arrays[name].dtype == numpy.uint8
+    ]
+    record.arrays[codes][:2] = 0
+    record.arrays[codes][:2, :, 2:, 2] = 255  # two heads whose queries see the third token alone from there on
+    table = layer_table(record)
+    words = {column.name: value for column, value in zip(table.columns, table.rows[0], strict=True)}
+    name = record.values["sequences"]["text"]["tokens"][2]["text"]
+    assert words["Sinks (heads)"].startswith(f"{name!r} (2)")
+    assert words["On other sinks"] > 2 / 3 * 5 / 7 * 0.9
 
 
 def test_a_sink_and_a_second_map_that_is_added_are_named(look_record):
@@ -180,8 +197,8 @@ def test_a_sink_and_a_second_map_that_is_added_are_named(look_record):
     assert added == "In layer 0 λ is below 0 in places, where the second map is added, not subtracted."
     table = layer_table(record)
     assert table.note.endswith(f"{sink} {added}")
-    assert table.columns[-1].name == "On no token"
-    assert [row[-1] for row in table.rows] == [None, pytest.approx(0.5, abs=0.01)]
+    place = [column.name for column in table.columns].index("On no token")
+    assert [row[place] for row in table.rows] == [None, pytest.approx(0.5, abs=0.01)]
     text = " ".join(Page(look_page([record])).text.split())
     assert text.index(sink) < text.index("The text"), "before the pictures"
     assert added in text
