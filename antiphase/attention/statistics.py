@@ -88,7 +88,7 @@ class AttentionStatistics(Shown):
     def tables(self) -> list[Table]:
         _, texts, maps = self.entropy.shape
         counted = self.sinks & self.enough_queries[:, :, None]
-        values = {"On the first token|percent": self.first_share, "Sinks|loss": counted.sum(-1).double()}
+        values = {"On the first token|percent": self.first_share, "Sinks a map|loss": counted.sum(-1).double()}
         values |= {"On sinks|percent": self.sink_share, "Entropy, nats|loss": self.entropy}
         values |= {"On no token|percent": self.unspent} if float(self.unspent.max()) > UNSPENT else {}
         values |= {"Negative|percent": self.differences.negative_share} if self.differences else {}

@@ -97,10 +97,11 @@ class Table:
         return "\n".join(f"| {' | '.join(row)} |" for row in [lines[0], marks, *lines[1:]])
 
     def to_latex(self) -> str:
-        """A ``tabular`` for the package booktabs, its cells as people read them."""
+        """A ``tabular``, its cells as people read them; it says which package it needs."""
         head, *rows = (" & ".join(map(_latex, row)) + r" \\" for row in self._all())
         sides = "".join("l" if column.style == "text" else "r" for column in self.columns)
-        lines = [rf"\begin{{tabular}}{{{sides}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
+        needs = r"% \usepackage{booktabs}"
+        lines = [needs, rf"\begin{{tabular}}{{{sides}}}", r"\toprule", head, r"\midrule", *rows, r"\bottomrule"]
         return "\n".join([*lines, r"\end{tabular}"])
 
     def __str__(self) -> str:

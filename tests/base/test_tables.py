@@ -39,7 +39,7 @@ def test_markdown_has_a_cell_for_each_value(table):
 def test_latex_escapes_what_it_would_obey(table):
     text = table.to_latex()
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert text.startswith("\\begin{tabular}{lrrl}\n\\toprule\n")
+    assert text.startswith("% \\usepackage{booktabs}\n\\begin{tabular}{lrrl}\n\\toprule\n")
     assert [len(re.findall(r"(?<!\\)&", row)) for row in rows] == [3] * 3
     assert r"a\textbar{}b \& \textless{}i\textgreater{}" in rows[1]
     assert r"$\lambda$" in text

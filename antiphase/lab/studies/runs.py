@@ -53,7 +53,7 @@ class RunResult:
     learning_rate: float | None = None
     parameters: int = 0
     attention_only: int = 0
-    """Parameters of attention alone."""
+    """Parameters that a softmax model of this size lacks: λ, head norms, gates, sinks."""
     tokens: int = 0
     """Number of tokens trained on."""
     tokens_per_second: float | None = None

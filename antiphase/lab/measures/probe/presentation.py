@@ -21,8 +21,8 @@ from antiphase.lab.pages.tables import Table, columns_of
 MOST_BARS, MOST_LAYERS = 25, 12
 FIGURES = {
     "sinks": "Sinks|percent", "sinks_enough_queries": "Sinks that enough queries see|percent",
-    "sink_share": "Weight on sinks|percent", "first_share": "on the first token|percent", "entropy": "Entropy|number",
-    "top_logit": "Top logit|number", "unspent": "on no token|percent",
+    "sink_share": "On other sinks|percent", "first_share": "On the first token|percent", "entropy": "Entropy|number",
+    "top_logit": "Top logit|number", "unspent": "On no token|percent",
 }  # fmt: skip
 """Fields and their columns."""
 

@@ -104,9 +104,8 @@ def compare(
     started = time.perf_counter()
     with grid.held(resume=resume, say=say, begin=first) as data, _showing(grid, data, report, watch) as show:
         grid.train(show, say)
-        say("measuring retrieval, loss and attention of every model, trained and untrained")
         claim = registered(output, claim_of(preset))
-        values, arrays = measure(grid, data, claim)
+        values, arrays = measure(grid, data, claim, say)
         record = grid.save("compare", values, started=started, arrays=arrays, claim=claim)
         Comparison.of(record)  # it can be read back
         return record
@@ -154,7 +153,9 @@ def unfinished(grid: Grid, *, guess_rate: float, stopped: bool | None = None) ->
     return Record(kind="compare", values=finite(found), seeds=list(settings.seeds))
 
 
-def measure(grid: Grid, data: PreparedData, claim: Registration | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def measure(
+    grid: Grid, data: PreparedData, claim: Registration | None, say: Callable[[str], None]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """All numbers of a finished comparison, and the arrays of its attention maps. A run that diverged has no model."""
     settings, run = grid.preset.compare, grid.preset.run
     cells: list[dict[str, Any]] = []
@@ -168,7 +169,10 @@ def measure(grid: Grid, data: PreparedData, claim: Registration | None) -> tuple
     asked = data.task().sample(evaluation.samples, keyed_generator("allocation"))
     held_out = data.validation(evaluation.validation_sequences)
     runs = []
-    for job in grid.jobs:
+    for number, job in enumerate(grid.jobs, start=1):
+        say(
+            f"measuring retrieval, loss and attention of {job.name}, trained and untrained ({number} of {len(grid.jobs)})"
+        )
         folder = str(grid.output / job.name)
         found = grid.result(job)
         device = choose_device(job.settings.training.device)

@@ -35,7 +35,10 @@ def headline(found: Comparison) -> Table | None:
     parameters = [found.parameters.get(arm, Parameters()) for arm in arms]
     rows = [
         ["Parameters", *(format_value(counts.total, "integer") for counts in parameters)],
-        ["Parameters of attention alone", *(format_value(counts.attention_only, "integer") for counts in parameters)],
+        [
+            "Parameters that only this attention has",
+            *(format_value(counts.attention_only, "integer") for counts in parameters),
+        ],
         _accuracy_row("First-query accuracy at the end", accuracies, threshold, " (higher is better)"),
         *_needle_rows(found, threshold),
         ["Guess rate", *(format_value(found.guess_rate, "percent") for _ in arms)],
