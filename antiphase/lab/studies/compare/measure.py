@@ -170,9 +170,7 @@ def measure(
     held_out = data.validation(evaluation.validation_sequences)
     runs = []
     for number, job in enumerate(grid.jobs, start=1):
-        say(
-            f"measuring retrieval, loss and attention of {job.name}, trained and untrained ({number} of {len(grid.jobs)})"
-        )
+        say(f"measuring {job.name}, trained and untrained, {number} of {len(grid.jobs)}: retrieval, loss, attention")
         folder = str(grid.output / job.name)
         found = grid.result(job)
         device = choose_device(job.settings.training.device)

@@ -36,7 +36,7 @@ def headline(found: Comparison) -> Table | None:
     rows = [
         ["Parameters", *(format_value(counts.total, "integer") for counts in parameters)],
         [
-            "Parameters that only this attention has",
+            "Parameters of this attention only",
             *(format_value(counts.attention_only, "integer") for counts in parameters),
         ],
         _accuracy_row("First-query accuracy at the end", accuracies, threshold, " (higher is better)"),
