@@ -3,37 +3,60 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
 from antiphase.base.errors import InputError, nearest
-from antiphase.layers.mlp import KNOWN
-from antiphase.layers.norm import NORMS
 
-BLOCK: Mapping[str, Any] = MappingProxyType(
-    {
-        "hidden_act": "silu",
-        "gated_mlp": True,
-        "mlp_bias": False,
-        "attention_bias": False,
-        "qkv_bias": False,
-        "use_qk_norm": False,
-        "norm_type": "rms_norm",
-        "use_parallel_residual": False,
-    }
-)
+
+@dataclass(kw_only=True, init=False)
+class BlockFields:
+    """Fields of ``AntiphaseConfig`` and of ``model.`` in a preset that make blocks those of another decoder.
+
+    Their defaults are Llama's values. The class is a part of those two and is never made alone.
+    """
+
+    hidden_act: str = "silu"
+    """Activation of the MLP: "silu", "relu", "gelu", GELU by tanh under any of its names in transformers
+    ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), or "poly_norm", which has parameters (2411.03884).
+    """
+    gated_mlp: bool = True
+    """Whether the MLP has a gate (SwiGLU, with "silu")."""
+    mlp_bias: bool = False
+    """Whether the products of the MLP have biases."""
+    attention_bias: bool = False
+    """Whether all four projections of attention have biases."""
+    qkv_bias: bool = False
+    """Whether only queries, keys and values have biases, as in Qwen2."""
+    use_qk_norm: bool = False
+    """Whether queries and keys are normalized by an RMSNorm before they are rotated, as in Qwen3; its ε is
+    ``rms_norm_eps``, and all maps of a layer share its weights.
+    """
+    norm_type: str = "rms_norm"
+    """Norms of the residual stream, with ε ``rms_norm_eps``: "rms_norm", "zero_centered_rms_norm" (the weight is stored
+    less 1, as in Gemma) or "layer_norm" (with biases, as in GPT-NeoX).
+    """
+    use_parallel_residual: bool = False
+    """Whether attention and MLP read the same residual stream, as in GPT-NeoX."""
+
+
+BLOCK: Mapping[str, Any] = MappingProxyType({item.name: item.default for item in fields(BlockFields)})
 """Their values in Llama, which configurations do not store, so that the files of such models stay as they are."""
 ROTATED = "partial_rotary_factor"
 """Key in ``rope_parameters``: the share of a map's channels that positions rotate, from the first on."""
 
 
-def check_block(given: Mapping[str, Any]) -> None:
+def check_block(given: Mapping[str, Any], names: Mapping[str, Collection[str]]) -> None:
     """
+    Args:
+        names: those that a field may give, by the field.
+
     Raises:
         InputError: a value is invalid; the message names the field.
     """
-    for name, known in (("hidden_act", KNOWN), ("norm_type", NORMS)):
+    for name, known in names.items():
         value = given[name]
         if not isinstance(value, str) or value not in known:
             raise InputError(f"{name} must be one of {', '.join(known)}, got {value!r}{nearest(str(value), known)}")

@@ -12,8 +12,10 @@ from transformers import PreTrainedConfig
 
 from antiphase.base.errors import InputError, nearest
 from antiphase.layers.attention import check_counts
+from antiphase.layers.mlp import KNOWN
+from antiphase.layers.norm import NORMS
 from antiphase.layers.registry import LAYERS, variant_fields
-from antiphase.models.block_fields import BLOCK, check_block, checked_rope, with_scaling
+from antiphase.models.block_fields import BLOCK, BlockFields, check_block, checked_rope, with_scaling
 from antiphase.models.first_use import register_models
 from antiphase.models.start import check_initialization, default_multiplier
 from antiphase.models.tensor_plan import tensor_plan
@@ -65,10 +67,11 @@ class NamedFields(PreTrainedConfig):
         return found
 
 
-class AntiphaseConfig(NamedFields):
+class AntiphaseConfig(NamedFields, BlockFields):
     """Configuration of a decoder with pre-RMSNorm, SwiGLU, RoPE and grouped-query attention, softmax or differential.
 
-    Its blocks are Llama's by default; fields make them those of Qwen2, Qwen3, Gemma or GPT-NeoX.
+    Its blocks are Llama's by default; the fields of ``BlockFields``, keyword arguments like all others, make them those
+    of Qwen2, Qwen3, Gemma or GPT-NeoX.
 
     Two configurations that differ only in ``attention_type``, "softmax" or "differential", give a fair comparison:
     equal projections and equal multiply-adds, plus λ vectors and head norms in the differential model.
@@ -123,17 +126,6 @@ class AntiphaseConfig(NamedFields):
             projections of attention and MLP); "depth" means 1/√(2·num_hidden_layers), and 0 makes every block start as
             the identity.
         head_norm_init: initial weight of the norm of each head's output.
-        hidden_act: activation of the MLP: "silu", "relu", "gelu", GELU by tanh under any of its names in transformers
-            ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), or "poly_norm", which has parameters (2411.03884).
-        gated_mlp: whether the MLP has a gate (SwiGLU, with "silu").
-        mlp_bias: whether the products of the MLP have biases.
-        attention_bias: whether all four projections of attention have biases.
-        qkv_bias: whether only queries, keys and values have biases, as in Qwen2.
-        use_qk_norm: whether queries and keys are normalized by an RMSNorm before they are rotated, as in Qwen3; its ε
-            is ``rms_norm_eps``, and all maps of a layer share its weights.
-        norm_type: norms of the residual stream, with ε ``rms_norm_eps``: "rms_norm", "zero_centered_rms_norm" (the
-            weight is stored less 1, as in Gemma) or "layer_norm" (with biases, as in GPT-NeoX).
-        use_parallel_residual: whether attention and MLP read the same residual stream, as in GPT-NeoX.
         dequantized_from: quantization that the weights went through, such as "Q4_1", of a model converted from GGUF.
 
     ``rope_parameters`` may have a ``partial_rotary_factor``, the share of channels that positions rotate, as in
@@ -148,14 +140,6 @@ class AntiphaseConfig(NamedFields):
 
     model_type = "antiphase"
     keys_to_ignore_at_inference: ClassVar = ["past_key_values", "cache"]
-    hidden_act: ClassVar[str] = BLOCK["hidden_act"]
-    gated_mlp: ClassVar[bool] = BLOCK["gated_mlp"]
-    mlp_bias: ClassVar[bool] = BLOCK["mlp_bias"]
-    attention_bias: ClassVar[bool] = BLOCK["attention_bias"]
-    qkv_bias: ClassVar[bool] = BLOCK["qkv_bias"]
-    use_qk_norm: ClassVar[bool] = BLOCK["use_qk_norm"]
-    norm_type: ClassVar[str] = BLOCK["norm_type"]
-    use_parallel_residual: ClassVar[bool] = BLOCK["use_parallel_residual"]
 
     def __init__(
         self,
@@ -189,14 +173,6 @@ class AntiphaseConfig(NamedFields):
         embedding_multiplier: float | None = None,
         residual_init_scale: float | str = 1.0,
         head_norm_init: float = 1.0,
-        hidden_act: str = BLOCK["hidden_act"],
-        gated_mlp: bool = BLOCK["gated_mlp"],
-        mlp_bias: bool = BLOCK["mlp_bias"],
-        attention_bias: bool = BLOCK["attention_bias"],
-        qkv_bias: bool = BLOCK["qkv_bias"],
-        use_qk_norm: bool = BLOCK["use_qk_norm"],
-        norm_type: str = BLOCK["norm_type"],
-        use_parallel_residual: bool = BLOCK["use_parallel_residual"],
         dequantized_from: str | None = None,
         tie_word_embeddings: bool = False,
         use_cache: bool = True,
@@ -206,6 +182,7 @@ class AntiphaseConfig(NamedFields):
         eos_token_id: int | list[int] | None = None,
         **kwargs: Any,
     ) -> None:
+        block = {name: kwargs.pop(name, default) for name, default in BLOCK.items()}
         variant = {name: kwargs.pop(name) for name in variant_fields() if name in kwargs}
         refuse_unknown_fields(type(self), kwargs)
         self.attention_type = attention_type
@@ -244,11 +221,7 @@ class AntiphaseConfig(NamedFields):
             embedding_multiplier = default_multiplier(initializer, hidden_size)
         self.embedding_multiplier = embedding_multiplier
         self.residual_init_scale, self.head_norm_init = residual_init_scale, head_norm_init
-        self._set_block(
-            hidden_act=hidden_act, gated_mlp=gated_mlp, mlp_bias=mlp_bias, attention_bias=attention_bias,
-            qkv_bias=qkv_bias, use_qk_norm=use_qk_norm, norm_type=norm_type,
-            use_parallel_residual=use_parallel_residual,
-        )  # fmt: skip
+        self._set_block(block)
         if dequantized_from is not None:  # only where there is something to tell, so that other models' digests stay
             self.dequantized_from = dequantized_from
         check_initialization(self, has_head_norm=option(self, "head_norm"))
@@ -280,9 +253,9 @@ class AntiphaseConfig(NamedFields):
         """
         return PIPELINE if self.embedding_multiplier == 1.0 else None
 
-    def _set_block(self, **given: Any) -> None:
+    def _set_block(self, given: dict[str, Any]) -> None:
         """Store what differs from Llama's blocks."""
-        check_block(given)
+        check_block(given, {"hidden_act": KNOWN, "norm_type": NORMS})
         for name, value in given.items():
             if value != BLOCK[name]:
                 setattr(self, name, value)
@@ -338,4 +311,5 @@ def unknown_fields(kind: type[PreTrainedConfig], names: Iterable[str]) -> list[s
 
 
 def _own_fields(kind: type[PreTrainedConfig]) -> set[str]:
-    return set(inspect.signature(kind.__init__).parameters) - {"self", "kwargs"}
+    blocks = BLOCK if issubclass(kind, BlockFields) else ()
+    return set(inspect.signature(kind.__init__).parameters).union(blocks) - {"self", "kwargs"}

@@ -12,7 +12,7 @@ from antiphase.base.errors import InputError
 
 
 @pytest.mark.parametrize(("typo", "meant"), [
-    ("hiden_size", "hidden_size"), ("attention_typ", "attention_type"),
+    ("hiden_size", "hidden_size"), ("attention_typ", "attention_type"), ("gated_mpl", "gated_mlp"),
 ])  # fmt: skip
 def test_an_unknown_field_is_an_error_with_the_nearest_name(typo, meant):
     with pytest.raises(InputError, match=rf"unknown configuration field '{typo}'; did you mean '{meant}'\?"):

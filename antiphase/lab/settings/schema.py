@@ -6,17 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from antiphase.base.typed import bounded
+from antiphase.models.block_fields import BlockFields
 
 SEEDS = -(1 << 63), (1 << 64) - 1
 """The least and the largest seed: the 64 bits that generators of torch take, with or without a sign."""
 
 
 @dataclass(kw_only=True)
-class ModelSettings:
-    """Size and shape of a model: the arguments of ``AntiphaseConfig``, with two settings for its rope_parameters.
-
-    A recurrent network (``kind``) uses few of them.
-    """
+class SizeSettings:
+    """Sizes, attention and initialization of a model, which stand before the fields of its blocks."""
 
     hidden_size: int
     num_hidden_layers: int = bounded(least=1, most=10_000)
@@ -66,15 +64,15 @@ class ModelSettings:
     """Factor on the initial output projections of attention and MLP; ``depth`` means 1/√(2·num_hidden_layers)."""
     head_norm_init: float = 1.0
     """Initial weight of the norm of each head's output."""
-    hidden_act: str = "silu"
-    """This and the next fields make blocks of other decoders, as in ``AntiphaseConfig``; their defaults are Llama's."""
-    gated_mlp: bool = True
-    mlp_bias: bool = False
-    attention_bias: bool = False
-    qkv_bias: bool = False
-    use_qk_norm: bool = False
-    norm_type: str = "rms_norm"
-    use_parallel_residual: bool = False
+
+
+@dataclass(kw_only=True)
+class ModelSettings(BlockFields, SizeSettings):
+    """Size and shape of a model: the arguments of ``AntiphaseConfig``, with two settings for its rope_parameters.
+
+    A recurrent network (``kind``) uses few of them.
+    """
+
     partial_rotary_factor: float = bounded(1.0, above=0, most=1)
     """Share of a map's channels that positions rotate."""
     sliding_window: int | None = bounded(None, least=1)

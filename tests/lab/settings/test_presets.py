@@ -25,7 +25,7 @@ from antiphase.lab.settings.presets import (
     to_yaml,
 )
 from antiphase.models.block_fields import BLOCK
-from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.configuration import AntiphaseConfig, unknown_fields
 
 SECTIONS = {
     "model": ModelSettings, "data": DataSettings, "training": TrainingSettings, "evaluation": EvaluationSettings,
@@ -351,17 +351,16 @@ def test_unknown_preset_names_the_nearest():
 
 
 def test_every_model_setting_is_an_argument_of_the_configuration():
-    arguments = set(inspect.signature(AntiphaseConfig.__init__).parameters)
     own = {field.name for field in dataclasses.fields(ModelSettings)}
-    # transformers keeps two in rope_parameters; the other chooses
-    assert own - arguments == {"rope_theta", "partial_rotary_factor", "kind"}
-    assert {"hidden_size", "attention_type"} <= own
+    # one is kept in rope_parameters; the other chooses
+    assert {*unknown_fields(AntiphaseConfig, own)} == {"partial_rotary_factor", "kind"}
+    assert {"hidden_size", "attention_type", *BLOCK} <= own
 
 
 def test_defaults_of_the_model_are_those_of_the_configuration():
     arguments = inspect.signature(AntiphaseConfig.__init__).parameters
     for field in dataclasses.fields(ModelSettings):
-        if field.name in {"attention_type", "head_dim", "num_key_value_heads", "rms_norm_eps", "head_norm_eps", *BLOCK}:
+        if field.name in {"attention_type", "head_dim", "num_key_value_heads", "rms_norm_eps", "head_norm_eps"}:
             assert field.default == arguments[field.name].default, field.name
 
 
