@@ -72,9 +72,9 @@ def convert(
         typer.Option("--portable", help="Also write the modeling code: the result loads without antiphase."),
     ] = False,
 ) -> None:
-    """Convert a Llama, Mistral, DiffLlama, Qwen2, Qwen3, Gemma, GPT-NeoX, StableLM, StarCoder2, diff-mlx or Motif to
-    antiphase, or antiphase to Llama or DiffLlama; upcycle a softmax model to differential V1 or V2; a GGUF file is
-    dequantized (pip install 'antiphase\\[gguf]').
+    """Convert a Llama, Mistral, DiffLlama, Qwen2, Qwen3, OLMo 2, EXAONE 4, Gemma, GPT-NeoX, StableLM, StarCoder2,
+    diff-mlx or Motif to antiphase, or antiphase to Llama or DiffLlama; upcycle a softmax model to differential V1 or
+    V2; a GGUF file is dequantized (pip install 'antiphase\\[gguf]').
 
     Example: [bold]antiphase convert LLAMA_FOLDER runs/v2 --attention-type differential_v2[/]
     """

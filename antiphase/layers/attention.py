@@ -52,6 +52,7 @@ class CommonArguments(TypedDict, total=False):
     bias: bool
     output_bias: bool | None
     qk_norm_eps: float | None
+    whole_qk_norm: bool
     sliding_window: int | None
     attention: AttentionFunction
     head_norm_eps: float
@@ -77,6 +78,7 @@ class AttentionLayer(nn.Module):
         output_bias: whether the output projection has one; None means as the others.
         qk_norm_eps: ε of an RMSNorm of each query and each key before they are rotated, whose weights all maps of the
             layer share, as in Qwen3; None means no norm.
+        whole_qk_norm: whether that norm is of all queries of a token together, and of all its keys, as in OLMo 2.
         sliding_window: a token sees itself and the ``sliding_window - 1`` before it; None means all tokens before it.
         attention: the attention function (``functions.py``): the fast operator, ``eager_attention``, which also returns
             the weights, or any function with the signature of transformers' attention interface.
@@ -111,6 +113,7 @@ class AttentionLayer(nn.Module):
         bias: bool = False,
         output_bias: bool | None = None,
         qk_norm_eps: float | None = None,
+        whole_qk_norm: bool = False,
         sliding_window: int | None = None,
         attention: AttentionFunction = antiphase_attention,
         head_norm_eps: float = 1e-5,
@@ -131,8 +134,8 @@ class AttentionLayer(nn.Module):
         self.v_proj = nn.Linear(source, num_key_value_heads * width, bias=bias)
         self.o_proj = nn.Linear(outputs * width, hidden_size, bias=bias if output_bias is None else output_bias)
         mark_residual_output(self.o_proj)
-        self.q_norm = None if qk_norm_eps is None else RMSNorm(width, qk_norm_eps)
-        self.k_norm = None if qk_norm_eps is None else RMSNorm(width, qk_norm_eps)
+        widths = (queries * width, num_key_value_heads * width) if whole_qk_norm else (width, width)
+        self.q_norm, self.k_norm = (None if qk_norm_eps is None else RMSNorm(size, qk_norm_eps) for size in widths)
 
     def _add_norm_and_gate(self, *, head_norm: bool, output_gate: bool, width: int, factor: float = 1.0) -> None:
         """Add a norm of each head's output, ``width`` wide, with a constant factor, and an output gate."""
@@ -307,9 +310,10 @@ class AttentionLayer(nn.Module):
         return self._maps(self.k_proj(source), self.k_norm)
 
     def _maps(self, projected: Tensor, norm: RMSNorm | None = None) -> Tensor:
-        """(B, N, maps · d) as (B, maps, N, d), each map normalized if there is a norm."""
-        maps = projected.unflatten(-1, (-1, self.head_dim))
-        return (maps if norm is None else norm(maps)).transpose(1, 2)
+        """(B, N, maps · d) as (B, maps, N, d), normalized if there is a norm: each map, or all together."""
+        if norm is not None:
+            projected = norm(projected.unflatten(-1, (-1, *norm.normalized_shape))).flatten(-2)
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _cached(self, key: Tensor, value: Tensor, cache: KeyValueCache) -> tuple[Tensor, Tensor]:
         """Keys and values (B, key maps, M, d), with those of earlier calls first."""

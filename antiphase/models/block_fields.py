@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, get_args, get_type_hints
 
 from antiphase.base.errors import InputError, nearest
 
@@ -34,10 +34,14 @@ class BlockFields:
     """Whether queries and keys are normalized by an RMSNorm before they are rotated, as in Qwen3; its ε is
     ``rms_norm_eps``, and all maps of a layer share its weights.
     """
+    whole_qk_norm: bool = False
+    """Whether that norm is of all maps of a layer together, each with its own weights, as in OLMo 2."""
     norm_type: str = "rms_norm"
     """Norms of the residual stream, with ε ``rms_norm_eps``: "rms_norm", "zero_centered_rms_norm" (the weight is stored
     less 1, as in Gemma) or "layer_norm" (with biases, as in GPT-NeoX).
     """
+    norm_position: Literal["before", "after"] = "before"
+    """Whether attention and MLP have their norms before them, or after them, as in OLMo 2."""
     use_parallel_residual: bool = False
     """Whether attention and MLP read the same residual stream, as in GPT-NeoX."""
 
@@ -56,7 +60,8 @@ def check_block(given: Mapping[str, Any], names: Mapping[str, Collection[str]]) 
     Raises:
         InputError: a value is invalid; the message names the field.
     """
-    for name, known in names.items():
+    choices = {name: get_args(kind) for name, kind in get_type_hints(BlockFields).items() if get_args(kind)}
+    for name, known in {**names, **choices}.items():
         value = given[name]
         if not isinstance(value, str) or value not in known:
             raise InputError(f"{name} must be one of {', '.join(known)}, got {value!r}{nearest(str(value), known)}")
@@ -65,6 +70,8 @@ def check_block(given: Mapping[str, Any], names: Mapping[str, Collection[str]]) 
             raise InputError(f"{name} must be true or false, got {given[name]!r}")
     if given["attention_bias"] and given["qkv_bias"]:
         raise InputError("qkv_bias cannot be combined with attention_bias, which adds biases to all four projections")
+    if given["whole_qk_norm"] and not given["use_qk_norm"]:
+        raise InputError("whole_qk_norm needs use_qk_norm")
 
 
 def with_scaling(parameters: Mapping[str, Any], scaling: Any, *, theta: float | None) -> dict[str, Any]:

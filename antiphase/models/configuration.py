@@ -71,7 +71,7 @@ class AntiphaseConfig(NamedFields, BlockFields):
     """Configuration of a decoder with pre-RMSNorm, SwiGLU, RoPE and grouped-query attention, softmax or differential.
 
     Its blocks are Llama's by default; the fields of ``BlockFields``, keyword arguments like all others, make them those
-    of Qwen2, Qwen3, Gemma or GPT-NeoX.
+    of Qwen2, Qwen3, OLMo 2, EXAONE 4, Gemma or GPT-NeoX.
 
     Two configurations that differ only in ``attention_type``, "softmax" or "differential", give a fair comparison:
     equal projections and equal multiply-adds, plus λ vectors and head norms in the differential model.

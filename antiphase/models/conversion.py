@@ -74,8 +74,8 @@ def plan_conversion(
 
     Args:
         config: configuration of an ``AntiphaseForCausalLM``, or of a causal language model of one of the
-            ``ARCHITECTURES``: Llama, Mistral, DiffLlama, Qwen2, Qwen3, Gemma, GPT-NeoX, StableLM, StarCoder2,
-            diff-mlx, Motif.
+            ``ARCHITECTURES``: Llama, Mistral, DiffLlama, Qwen2, Qwen3, OLMo 2, EXAONE 4, Gemma, GPT-NeoX,
+            StableLM, StarCoder2, diff-mlx, Motif.
         to: format of the result; Llama and DiffLlama load in transformers without this package.
         attention_type: "differential_v2" upcycles a softmax model: every head becomes a pair, and the outputs do not
             change. "differential" makes V1 of it, without a head norm, and the outputs do not change either. "dex" adds
@@ -215,7 +215,7 @@ def _upcycled(config: AntiphaseConfig, *, control: bool) -> Conversion:
     recipes = dict(unchanged(ours).recipes)
     width = config.head_dim
     for name in recipes:
-        if name.endswith(("q_proj.weight", "q_proj.bias")):
+        if name.endswith(("q_proj.weight", "q_proj.bias")) or (config.whole_qk_norm and "q_norm." in name):
             recipes[name] = partial(changed, name, partial(repeated, width=width))
         elif name.endswith("o_proj.weight"):
             recipes[name] = partial(changed, name, partial(two_and_minus_one, width=width) if control else doubled)
@@ -237,10 +237,11 @@ def _upcycled_to_v1(config: AntiphaseConfig, *, head_sizes: HeadSizes | None) ->
     ours = AntiphaseConfig(attention_type="differential", **_fields(config) | sizes | form)
     recipes = dict(unchanged(ours).recipes)
     width = config.head_dim
+    parts = ("q_proj.", "k_proj.", *(("q_norm.", "k_norm.") if config.whole_qk_norm else ()))
     for name in recipes:
         layer = int(name.split(".")[2]) if name.startswith("model.layers.") else 0
         own = 1 - lambda_init(layer)
-        if "q_proj." in name or "k_proj." in name:
+        if any(part in name for part in parts):
             recipes[name] = partial(changed, name, partial(repeated, width=width))
         elif "v_proj." in name:
             recipes[name] = partial(changed, name, partial(with_zeros, width=width))

@@ -79,6 +79,10 @@ class Architecture:
 
 
 QKV = "attention.query_key_value"
+NORMS_AFTER = {
+    "post_attention_layernorm": "post_feedforward_layernorm", "input_layernorm": "post_attention_layernorm"
+}  # fmt: skip
+"""Names of norms that follow attention and MLP, in the order in which they are replaced."""
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(also=("hidden_act", "attention_bias", "mlp_bias")),
     "mistral": Architecture(also=("hidden_act", "sliding_window")),
@@ -96,6 +100,15 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2": Architecture(also=("hidden_act", "sliding_window", "layer_types"), implied={"qkv_bias": True}),
     "qwen3": Architecture(
         also=("hidden_act", "attention_bias", "sliding_window", "layer_types"), implied={"use_qk_norm": True}
+    ),
+    "olmo2": Architecture(
+        also=("hidden_act", "attention_bias"),
+        implied={"use_qk_norm": True, "whole_qk_norm": True, "norm_position": "after"},
+        names=NORMS_AFTER,
+    ),
+    "exaone4": Architecture(
+        also=("hidden_act",), implied={"use_qk_norm": True, "norm_position": "after"}, names=NORMS_AFTER,
+        only={**NO_DROPOUT, "sliding_window": (None,)},  # with windows, layers without have no positions
     ),
     "gemma": Architecture(
         also=("hidden_act", "attention_bias"),

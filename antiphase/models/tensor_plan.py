@@ -26,10 +26,10 @@ def tensor_plan(config: Any) -> dict[str, str] | None:
     Processes take heads and channels of the MLP as they stand in a row (Shoeybi et al., 1909.08053, section 3), so each
     head's two maps, keys and halves of values stay together. λ vectors of V1, norms of queries and keys, and biases of
     sums are whole everywhere. What counts heads outside a projection cannot be divided: sinks, an offset of λ for each
-    head, DEX, shared second maps, and pairs that read different keys. An MLP with PolyNorm, whose mean is over all
-    channels, is whole everywhere.
+    head, DEX, shared second maps, pairs that read different keys, and a norm of all queries together. An MLP with
+    PolyNorm, whose mean is over all channels, is whole everywhere.
     """
-    alone = any(option(config, name) for name in ("dex_heads", "num_noise_heads"))
+    alone = config.whole_qk_norm or any(option(config, name) for name in ("dex_heads", "num_noise_heads"))
     if alone or needs(config) or config.attention_type == "differential_v2_across":
         return None
     if config.attention_type == "differential" and option(config, "lambda_form") == "head":

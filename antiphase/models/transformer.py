@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -43,12 +44,13 @@ MASKS = {"full_attention": create_causal_mask, "sliding_attention": create_slidi
 class Block(GradientCheckpointingLayer):
     """Y = X + attention(norm(X)); Y + MLP(norm(Y)) (2410.05258, equation 5).
 
-    With ``use_parallel_residual``, X + attention(norm(X)) + MLP(norm'(X)) (GPT-NeoX, 2204.06745, section 2.1).
+    With ``use_parallel_residual``, X + attention(norm(X)) + MLP(norm'(X)) (GPT-NeoX, 2204.06745, section 2.1). With
+    ``norm_position`` "after", norm(attention(X)) and norm(MLP(Y)) are added (OLMo 2, 2501.00656).
     """
 
     def __init__(self, config: AntiphaseConfig, layer_idx: int) -> None:
         super().__init__()
-        self.is_parallel = config.use_parallel_residual
+        self.is_parallel, self.norms_follow = config.use_parallel_residual, config.norm_position == "after"
         self.self_attn = attention_layer(
             config, layer_idx, bias=config.attention_bias or config.qkv_bias, output_bias=config.attention_bias,
             qk_norm_eps=config.rms_norm_eps if config.use_qk_norm else None,
@@ -62,11 +64,15 @@ class Block(GradientCheckpointingLayer):
         self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        attended, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        attended = self._normed(self.input_layernorm, lambda x: self.self_attn(x, **kwargs)[0], hidden_states)
         if self.is_parallel:
-            return self.mlp(self.post_attention_layernorm(hidden_states)) + attended + hidden_states
+            return self._normed(self.post_attention_layernorm, self.mlp, hidden_states) + attended + hidden_states
         hidden_states = hidden_states + attended
-        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+        return hidden_states + self._normed(self.post_attention_layernorm, self.mlp, hidden_states)
+
+    def _normed(self, norm: nn.Module, part: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """A part of the block, attention or MLP, with its norm."""
+        return norm(part(x)) if self.norms_follow else part(norm(x))
 
 
 class AntiphasePreTrainedModel(AttendingPreTrainedModel):

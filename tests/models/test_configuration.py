@@ -43,6 +43,8 @@ def test_an_unknown_field_near_nothing_lists_the_known_ones():
         ({"hidden_act": None}, ["hidden_act", "None"]), ({"norm_type": "rms"}, ["norm_type", "layer_norm", "'rms'"]),
         ({"gated_mlp": 0}, ["gated_mlp must be true or false, got 0"]),
         ({"attention_bias": True, "qkv_bias": True}, ["qkv_bias", "attention_bias"]),
+        ({"norm_position": "below"}, ["norm_position must be one of before, after, got 'below'"]),
+        ({"whole_qk_norm": True}, ["whole_qk_norm needs use_qk_norm"]),
         *(
             ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": share}},
              ["partial_rotary_factor", str(share)])
@@ -66,7 +68,8 @@ def test_a_field_that_cannot_be_used_is_named_with_what_came(fields, names):
 
 
 BLOCK = {"hidden_act": "gelu", "gated_mlp": False, "mlp_bias": True, "qkv_bias": True, "use_qk_norm": True,
-         "norm_type": "layer_norm", "use_parallel_residual": True}  # fmt: skip
+         "whole_qk_norm": True, "norm_type": "layer_norm", "norm_position": "after",
+         "use_parallel_residual": True}  # fmt: skip
 
 
 def test_fields_of_blocks_are_stored_only_where_they_are_not_llamas(tmp_path):

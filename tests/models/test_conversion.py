@@ -276,7 +276,7 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
             {},
             "source is quantized",
         ),
-        (hf.Olmo2Config(**SIZES, num_attention_heads=8), {}, "model of type 'olmo2'"),
+        (hf.Olmo3Config(**SIZES, num_attention_heads=8), {}, "model of type 'olmo3'"),
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"to": "diffllama"}, "to diffllama takes differential V1"),
         (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"to": "llama"}, "to llama takes softmax models"),
         (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v2"}, "upcycles softmax"),

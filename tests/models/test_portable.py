@@ -99,6 +99,8 @@ FORMS = {
     "cog": {"attention_type": "cog"}, "exclusive": {"attention_type": "exclusive", "num_key_value_heads": 2},
     "dex": {"attention_type": "softmax", "dex_heads": [[0, 2], [1], []]},
     "qwen3-v1": {"attention_type": "differential", "use_qk_norm": True, "qkv_bias": True},
+    "olmo2-v2": {"attention_type": "differential_v2", "use_qk_norm": True, "whole_qk_norm": True,
+                 "norm_position": "after"},
     "gemma-v2": {"attention_type": "differential_v2", "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh",
                  "norm_type": "zero_centered_rms_norm", "embedding_multiplier": 3.0, "attention_bias": True},
     "gpt_neox": {"attention_type": "softmax", "norm_type": "layer_norm", "gated_mlp": False, "mlp_bias": True,

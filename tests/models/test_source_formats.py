@@ -32,6 +32,15 @@ def qwen3(heads=6, key_heads=3, **fields):
     return hf.Qwen3Config(**{**sizes, **fields}, num_attention_heads=heads, num_key_value_heads=key_heads)
 
 
+def olmo2(heads=6, key_heads=3, **fields):
+    return hf.Olmo2Config(**{**SIZES, **fields}, num_attention_heads=heads, num_key_value_heads=key_heads)
+
+
+def exaone4(**fields):
+    sizes = {**SIZES, "head_dim": 10, "sliding_window": None, "layer_types": ["full_attention"] * 3}
+    return hf.Exaone4Config(**{**sizes, **fields}, num_attention_heads=6, num_key_value_heads=2)
+
+
 def gemma(heads=4, key_heads=2, **fields):
     sizes = {**SIZES, "head_dim": 10}
     return hf.GemmaConfig(**{**sizes, **fields}, num_attention_heads=heads, num_key_value_heads=key_heads)
@@ -58,6 +67,9 @@ CONFIGS = {
     "qwen3": qwen3(),
     "qwen3-odd-tied": qwen3(5, 1, tie_word_embeddings=True),
     "qwen3-biases-windows": qwen3(4, 4, attention_bias=True, hidden_act="gelu", **WINDOW),
+    "olmo2": olmo2(),
+    "olmo2-one-key-biases": olmo2(4, 1, attention_bias=True, rms_norm_eps=1e-3),
+    "exaone4": exaone4(),
     "gemma": gemma(),
     "gemma-odd-one-key": gemma(3, 1, rms_norm_eps=1e-4),
     "gemma-untied-biases": gemma(5, 5, tie_word_embeddings=False, attention_bias=True),
@@ -157,9 +169,18 @@ def test_upcycled_models_begin_as_their_source(name, form):
     assert {key.rpartition(".")[2] for key in silent} <= ({"dex_weight", "dex_lambda"} if "dex" in str(form) else set())
 
 
+@pytest.mark.parametrize("name", ["olmo2", "olmo2-one-key-biases"])
+def test_a_norm_of_all_maps_is_doubled_with_them_in_v1(name):
+    theirs = theirs_of(name)
+    inputs = padded(rows(11, 7), left=True)
+    found, _ = outcomes(convert_model(theirs, attention_type="differential"), *inputs)
+    assert_near(found, outcomes(theirs, *inputs)[0], 1e-7)  # λ is in fp32
+
+
 BLOCKS = {
     "qwen2": {"qkv_bias": True},
     "qwen3": {"use_qk_norm": True, "attention_bias": True},
+    "olmo2": {"use_qk_norm": True, "whole_qk_norm": True, "norm_position": "after"},
     "gemma": {"norm_type": "zero_centered_rms_norm", "hidden_act": "gelu_pytorch_tanh", "embedding_multiplier": 3.0},
     "gpt_neox": {"norm_type": "layer_norm", "gated_mlp": False, "mlp_bias": True, "attention_bias": True,
                  "hidden_act": "gelu", "use_parallel_residual": True,
@@ -183,10 +204,11 @@ def test_every_kind_of_attention_decodes_in_these_blocks(tiny_model, block, kind
             torch.testing.assert_close(found[real], expected[real], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("kind", ["softmax", "differential", "differential_v2"])
-def test_queries_and_keys_are_normalized_before_they_are_rotated(tiny_model, kind):
+def test_queries_and_keys_are_normalized_before_they_are_rotated(tiny_model, kind, whole):
     """So their size does not matter; under autocast as well."""
-    model = tiny_model(kind, use_qk_norm=True, rms_norm_eps=0.0)
+    model = tiny_model(kind, use_qk_norm=True, whole_qk_norm=whole, rms_norm_eps=0.0)
     ids = torch.randint(3, 61, (2, 9))
     with torch.no_grad():
         expected = model(ids).logits
@@ -220,7 +242,7 @@ def logits_of(folder, dtype=torch.float32):
         return model(ids, attention_mask=mask).logits[mask.bool()]
 
 
-@pytest.mark.parametrize("name", ["qwen2", "qwen3", "gemma", "gpt_neox"])
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", "olmo2", "gemma", "gpt_neox"])
 def test_the_command_converts_folders_shard_by_shard(tmp_path, antiphase, name):
     theirs_of(name, torch.float32).save_pretrained(tmp_path / "theirs", max_shard_size="60KB")
     shards = len(list((tmp_path / "theirs").glob("*.safetensors")))
@@ -297,6 +319,8 @@ def test_older_files_of_gpt_neox_are_read(tmp_path, tied):
 @pytest.mark.parametrize(("name", "tensor", "change", "pattern"), [
     ("qwen2", "model.layers.1.self_attn.k_proj.bias", None, "no weights for model.layers.1.self_attn.k_proj.bias"),
     ("qwen3", "model.layers.2.self_attn.q_norm.weight", torch.ones(9), r"q_norm.weight has the shape \(9,\)"),
+    ("olmo2", "model.layers.1.self_attn.k_norm.weight", torch.ones(8), r"k_norm.weight has the shape \(8,\)"),
+    ("olmo2", "model.layers.1.post_feedforward_layernorm.weight", None, "no weights for .*post_feedforward_layernorm"),
     ("gemma", "model.layers.0.mlp.up_proj.bias", torch.ones(40), "no place for model.layers.0.mlp.up_proj.bias"),
     ("gpt_neox", "gpt_neox.layers.1.attention.query_key_value.weight", torch.ones(143, 48),
      r"query_key_value.weight has the shape \(143, 48\), expected \(144, 48\)"),
@@ -323,12 +347,14 @@ def test_harmed_checkpoints_are_refused_by_the_tensors_name(tmp_path, refused, n
     (gemma(hidden_act="quick_gelu"), {}, "hidden_act='quick_gelu'"),
     (gpt_neox(attention_dropout=0.1), {}, "attention_dropout=0.1"),
     (gpt_neox(hidden_dropout=0.1), {}, r"hidden_dropout=0.1 .* only 0\.0 can be converted"),
+    (exaone4(sliding_window=8), {}, "sliding_window=8 .* only None can be converted"),
     (gpt_neox(16), {}, "head_dim must be even for rotary positions, got 3"),
     (hf.Gemma2Config(), {}, "model of type 'gemma2'; antiphase, llama, .*gemma, gpt_neox, .* can be converted"),
     (hf.Gemma3TextConfig(), {}, "model of type 'gemma3_text'"),
     (hf.Qwen3MoeConfig(), {}, "model of type 'qwen3_moe'"),
     (qwen2(), {"to": "llama"}, "to llama: source has qkv_bias=True, which llama cannot express"),
     (qwen3(6, 3, head_dim=8), {"to": "llama"}, "to llama: source has use_qk_norm=True"),
+    (olmo2(), {"to": "llama"}, "to llama: source has use_qk_norm=True"),
     (gemma(head_dim=12), {"to": "llama"}, "to llama: source has norm_type='zero_centered_rms_norm'"),
     (gpt_neox(), {"to": "llama"}, "to llama: source has gated_mlp=False"),
     (qwen2(), {"to": "diffllama"}, "to diffllama takes differential V1"),
@@ -343,6 +369,8 @@ def test_fields_that_a_target_lacks_are_refused(tiny_config):
     share = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     with pytest.raises(InputError, match=r"to llama: source has partial_rotary_factor=0\.5"):
         plan_conversion(tiny_config("softmax", rope_parameters=share), to="llama")
+    with pytest.raises(InputError, match="to llama: source has norm_position='after'"):
+        plan_conversion(tiny_config("softmax", norm_position="after"), to="llama")
     with pytest.raises(InputError, match="to diffllama: source has mlp_bias=True"):
         plan_conversion(tiny_config(head_norm_eps=1e-6, mlp_bias=True), to="diffllama")
 

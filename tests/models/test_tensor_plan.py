@@ -52,6 +52,7 @@ def test_divided_weights_have_the_logits_and_tokens_of_whole_ones(tmp_path):
     "fields",
     [
         {"attention_type": "softmax", "sink_logits": True},
+        {"attention_type": "softmax", "use_qk_norm": True, "whole_qk_norm": True},
         {"attention_type": "softmax", "dex_heads": [[0], [1]]},
         {"attention_type": "differential", "num_noise_heads": 2},
         {"attention_type": "differential", "lambda_form": "head"},

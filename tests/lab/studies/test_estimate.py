@@ -68,6 +68,7 @@ def test_memory_is_what_counted_tensors_take(size, changes):
         ["model.attention_type=softmax", "model.gated_mlp=false", "model.mlp_bias=true", "model.attention_bias=true",
          "model.hidden_act=gelu", "model.norm_type=layer_norm"],
         ["model.attention_type=softmax", "model.use_parallel_residual=true", "model.partial_rotary_factor=0.25"],
+        ["model.use_qk_norm=true", "model.whole_qk_norm=true", "model.norm_position=after"],
         ["model.hidden_act=poly_norm", "model.lambda_init=[-0.01, 0.2, 0.3, 0.4, 0.5, 0.6]"],
         ["model.num_attention_heads=8", "model.num_noise_heads=1", "model.num_key_value_heads=2"],
     ],
