@@ -177,7 +177,7 @@ def test_examples_are_the_same_for_all_and_are_not_asked(tmp_path, tokenizer):
         ({"template": "cr", "data": "c.all", "target": "1 // 0"}, "target cannot be found"),
         ({"template": "cr", "data": "c.all", "prompt": "{{ text"}, "prompt is not a Jinja template"),
         ({"template": "cr", "data": "c.all", "target": "labels"}, "target is missing (columns: text, label)"),
-        ({"template": "cr", "data": "one.all", "labels": {}}, "all rows have the label '0'; choose the template"),
+        ({"template": "cr", "data": "one.all", "labels": {}}, "all rows have the label '0'; a task needs at least two"),
         ({"template": "stsa-binary", "data": "one.all"}, "all rows have the label 'negative'"),  # two classes, not five
         ({"template": "cr", "data": "c.all", "shots": 2}, "shots (2) needs more rows than the 2"),
         ({"template": "cr", "data": "c.all", "shots": -1}, "shots must be at least 0"),
