@@ -18,6 +18,7 @@ from antiphase.attention.interface import REPLACEMENT_PREFIX
 from antiphase.attention.rows import rows_of
 from antiphase.base.errors import NonFiniteError
 from antiphase.layers.attention import AttentionLayer
+from antiphase.layers.drop_in import DifferentialAttention, DifferentialAttentionV2
 from antiphase.layers.functions import eager_attention
 from antiphase.layers.masks import combine_mask
 
@@ -94,17 +95,22 @@ def attention_maps(
 
 
 @torch.no_grad()
-def layer_maps(layer: AttentionLayer, hidden_states: Tensor, **arguments: Any) -> AttentionMaps:
-    """The maps of one layer of this package that stands alone, such as one of another model's weights.
+def layer_maps(layer: nn.Module, hidden_states: Tensor, **arguments: Any) -> AttentionMaps:
+    """The maps of one layer of this package, such as one in a model of your own.
 
     Args:
+        layer: ``DifferentialAttention``, ``DifferentialAttentionV2`` or a layer of ``antiphase.layers``.
         hidden_states: (1, N, hidden).
         arguments: further arguments of the layer, such as ``context`` and ``attention_mask``.
 
     Raises:
-        ValueError: there is more than one text.
+        ValueError: it is no such layer, or there is more than one text.
         NonFiniteError: weights or λ are not finite.
     """
+    if isinstance(layer, (DifferentialAttention, DifferentialAttentionV2)):
+        layer = layer.inner
+    if not isinstance(layer, AttentionLayer):
+        raise ValueError(f"layer_maps needs an attention layer of antiphase, got {type(layer).__name__}")
     if len(hidden_states) != 1:
         raise ValueError(f"hidden_states must be (1, N, hidden), got {tuple(hidden_states.shape)}")
     watch, function = _Watch(None), layer.attention

@@ -287,6 +287,8 @@ def convert(
         if portable:
             make_portable(folder)
         checkpoint.copy_files(folder)
+        if not any(path for pattern in ("tokenizer*", "vocab.*", "*.model") for path in folder.glob(pattern)):
+            say("there is no tokenizer; to read text with the model, convert it again and name one")
         if to == "antiphase" or is_gguf(source):
             write_model_card(model, folder, portable=portable, trained=trained, source=source)
     return config

@@ -79,7 +79,10 @@ def write_model_card(
         text = PLAIN.format(title=type(model).__name__, parameters=model.num_parameters(), origin=origin)
         write_atomically(path, text.encode())
         return
-    departs = [f"{name} {json.dumps(option(config, name))}" for name in own_fields(config)]
+    values = {name: option(config, name) for name in own_fields(config)}
+    departs = [
+        f"{name} {'by layer' if isinstance(value, list) else json.dumps(value)}" for name, value in values.items()
+    ]
     text = TEXT.format(
         origin=origin,
         training=BESIDE if trained is None else training_of(trained),

@@ -5,8 +5,10 @@ import torch
 import transformers as hf
 from transformers.models.gpt_oss import modeling_gpt_oss
 
+import antiphase
 from antiphase.attention.calls import SOFTMAX, AttentionCall
-from antiphase.attention.maps import attention_maps, visible_pairs
+from antiphase.attention.maps import attention_maps, layer_maps, visible_pairs
+from antiphase.base.errors import InputError
 from zoo.architectures import built, texts
 
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
@@ -184,3 +186,20 @@ def test_without_a_mask_by_query_the_function_applies_the_window(causal, expecte
         layer, 0, SOFTMAX, tensor, tensor, tensor, None, {"sliding_window": 2}, own=lambda: (tensor, None)
     )
     assert visible_pairs(call).sum(-1).tolist() == expected
+
+
+@pytest.mark.parametrize("kind", [antiphase.DifferentialAttention, antiphase.DifferentialAttentionV2])
+def test_a_layer_in_a_model_of_ones_own_shows_its_two_maps(kind):
+    torch.manual_seed(0)
+    layer, x = kind(32, 8, layer_idx=0), torch.randn(1, 6, 32)
+    found = layer_maps(layer, x)
+    assert found.maps.shape == (4, 2, 6, 6)
+    torch.testing.assert_close(found.maps.sum(-1), torch.ones(4, 2, 6))
+    torch.testing.assert_close(found.weights(), layer(x, return_weights=True)[1][0])
+    with pytest.raises(ValueError, match="needs an attention layer of antiphase, got Linear"):
+        layer_maps(torch.nn.Linear(2, 2), x)
+
+
+def test_a_model_that_is_none_of_transformers_is_told_what_shows_its_maps(text_tokenizer):
+    with pytest.raises(InputError, match=r"a model of transformers is needed, got Linear; .*layer_maps"):
+        antiphase.look(torch.nn.Linear(2, 2), text_tokenizer, "a text")

@@ -63,8 +63,13 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Lo
     """Wrap a model that is already loaded, under the name from which it was loaded, or that of its class.
 
     Raises:
-        InputError: the tokenizer draws tokens at random.
+        InputError: it is no model of transformers, or the tokenizer draws tokens at random.
     """
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(
+            f"a model of transformers is needed, got {type(model).__name__}",
+            "of a model of your own, antiphase.attention.maps.layer_maps(layer, hidden_states) has a layer's maps",
+        )
     check_fixed(tokenizer, "tokenizer")
     return LoadedModel(model.config.name_or_path or type(model).__name__, model, tokenizer, None)
 

@@ -52,7 +52,7 @@ def load_tokenizer(name_or_path: str, *, field: str = "data.tokenizer") -> PreTr
         check_files(path, field)
         _check_numbers(path, field)
     where = "this folder" if local else "the Hugging Face Hub"
-    remedy = "give a folder with tokenizer.json or a Hub name"
+    remedy = "give a folder with tokenizer.json or a Hub name (a conversion can write one beside the model)"
     with loading(f"{named(field, name_or_path)}: no tokenizer could be loaded from {where}", remedy):
         tokenizer = AutoTokenizer.from_pretrained(str(path) if local else name_or_path, trust_remote_code=False)
         if not isinstance(tokenizer.model_max_length, int | float):

@@ -263,4 +263,4 @@ def test_what_a_learned_sink_takes_is_a_column_of_its_own(tiny_model, logit, uns
     record = Record(kind="probe", values=finite(found))
     assert Probe.of(record) == found
     for table in (presentation.layers(record), presentation.heads(record)):
-        assert ("on no token" in [column.name for column in table.columns]) == (unspent is not None)
+        assert ("On no token" in [column.name for column in table.columns]) == (unspent is not None)
