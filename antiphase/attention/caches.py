@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from torch import nn
 from transformers.masking_utils import create_causal_mask
 
 CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"
@@ -35,3 +36,9 @@ def by_either_name(forward: Forward) -> Forward:
 def cache_in(given: Mapping[str, Any]) -> Any:
     """The cache among the arguments of a model, or in what it returned."""
     return next((given[name] for name in (CACHE, "past_key_values") if given.get(name) is not None), None)
+
+
+def cache_name(model: nn.Module) -> str:
+    """What a model calls it: the older name too where that is the only one it knows, or it would read without."""
+    known = inspect.signature(model.forward).parameters
+    return "past_key_values" if "past_key_values" in known and CACHE not in known else CACHE

@@ -37,3 +37,18 @@ def test_models_read_no_token_twice(tiny_model, kind):
         out = model(ids, **{name: cache})
         assert cache.get_seq_length() == 9
         assert caches.cache_in(out) is cache
+
+
+def test_a_model_that_knows_only_the_older_name_is_asked_by_it(monkeypatch):
+    """It would take the newer one for something else, and read without the tokens before."""
+
+    class Older(torch.nn.Module):
+        def forward(self, input_ids, past_key_values=None, **kwargs):
+            return input_ids
+
+    class Newer(torch.nn.Module):
+        def forward(self, input_ids, cache=None, **kwargs):
+            return input_ids
+
+    monkeypatch.setattr(caches, "CACHE", "cache")
+    assert (caches.cache_name(Older()), caches.cache_name(Newer())) == ("past_key_values", "cache")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from antiphase.attention.caches import CACHE
+from antiphase.attention.caches import cache_name
 from antiphase.attention.continuations import Beginning
 from antiphase.lab.scoring.beginnings import (
     attends_fully,
@@ -72,7 +72,7 @@ def choose_options(
         for start in range(0, shared, TOKENS_AT_ONCE):
             part = torch.tensor([prompts[0][start : min(shared, start + TOKENS_AT_ONCE)]], device=model.device)
             with logits_at(model, torch.tensor([0]), torch.tensor([part.shape[1] - 1])):
-                model(input_ids=part, use_cache=True, **{CACHE: cache})
+                model(input_ids=part, use_cache=True, **{cache_name(model): cache})
     rests = [prompt[shared:] for prompt in prompts]
     found: dict[int, int] = {}
     rows_at_once = len(prompts) if cache is None else copies_at_once(cache, rows=1)
@@ -143,7 +143,7 @@ def _choose_batch(
 
     def read(ids: Tensor, mask: Tensor, places: Tensor) -> Tensor:
         """Logits after the tokens (B, n), which follow those in the cache."""
-        further = {"input_ids": ids, CACHE: own, "use_cache": True}
+        further = {"input_ids": ids, cache_name(model): own, "use_cache": True}
         if not isinstance(before, Beginning):
             told = padding(model, mask, before=mask.shape[1] - ids.shape[1])
             return cast(Tensor, model(**further, **told).logits)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from antiphase.attention.caches import CACHE
+from antiphase.attention.caches import cache_name
 from antiphase.base.errors import NonFiniteError
 from antiphase.lab.scoring.beginnings import (
     alike,
@@ -208,7 +208,7 @@ def score_options(
     if shared:
         cache = DynamicCache(config=model.config)
         beginning = torch.tensor([prompts[0][:shared]], device=model.device)
-        model(input_ids=beginning, use_cache=True, **{CACHE: cache}, logits_to_keep=1)
+        model(input_ids=beginning, use_cache=True, **{cache_name(model): cache}, logits_to_keep=1)
         at_once = copies_at_once(cache, rows=1)
     rests = [prompt[shared:] for prompt in prompts]
     found: dict[int, OptionScores] = {}
@@ -245,7 +245,11 @@ def _score_batch(
     ids, mask = padded(prompts, model.device)
     mask = torch.cat([mask.new_ones(len(prompts), shared), mask], dim=1)
     output = model(
-        input_ids=ids, use_cache=True, **{CACHE: cache}, logits_to_keep=1, **padding(model, mask, before=shared)
+        input_ids=ids,
+        use_cache=True,
+        **{cache_name(model): cache},
+        logits_to_keep=1,
+        **padding(model, mask, before=shared),
     )
     first = output.logits[:, -1].float().log_softmax(-1)  # (B, vocabulary)
     begun = {
@@ -275,7 +279,7 @@ def _score_batch(
         before, width = mask.shape[1], tokens.shape[1]
         logits = [
             model(
-                input_ids=tokens[:, start : start + size], use_cache=True, **{CACHE: own},
+                input_ids=tokens[:, start : start + size], use_cache=True, **{cache_name(model): own},
                 **padding(model, whole[:, : before + start + size], before=before + start),
             ).logits
             for size in [1 if stepwise else width]

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from antiphase.attention.caches import CACHE
+from antiphase.attention.caches import cache_name
 from antiphase.attention.hooks import unchanged
 from antiphase.lab.scoring.lengths import context_length
 from antiphase.lab.scoring.padding import padded, padding
@@ -71,7 +71,7 @@ def continues(model: PreTrainedModel) -> bool:
         ends = sorted({min(SHORT, ids.shape[1] - 1), ids.shape[1] // 2, ids.shape[1]})
         for start, end in pairwise([0, *ends]):
             further = padding(model, mask[:, :end], before=start)
-            logits = model(input_ids=rows[:, start:end], use_cache=True, **{CACHE: cache}, **further).logits
+            logits = model(input_ids=rows[:, start:end], use_cache=True, **{cache_name(model): cache}, **further).logits
             found = [*[part[order] for part in found], logits[order]]
             cache.batch_select_indices(order)
             rows, mask, texts = rows[order], mask[order], texts[::-1]

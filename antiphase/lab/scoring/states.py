@@ -6,7 +6,7 @@ import inspect
 
 from transformers import DynamicCache, PreTrainedModel, cache_utils
 
-from antiphase.attention.caches import CACHE
+from antiphase.attention.caches import cache_name
 
 KEYED = tuple(
     getattr(cache_utils, name)
@@ -21,7 +21,7 @@ def carries_state(model: PreTrainedModel) -> bool:
 
     Such a model may ignore the state if several tokens follow a cache, so it reads a text at once.
     """
-    if model._is_stateful or not {CACHE, "past_key_values"} & set(inspect.signature(model.forward).parameters):
+    if model._is_stateful or cache_name(model) not in inspect.signature(model.forward).parameters:
         return True
     return any(type(layer) not in KEYED for layer in DynamicCache(config=model.config).layers)
 

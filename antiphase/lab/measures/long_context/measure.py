@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from antiphase.attention.caches import CACHE
+from antiphase.attention.caches import cache_name
 from antiphase.lab.measures.held_out import contents as contents
 from antiphase.lab.measures.held_out import prepare as prepare
 from antiphase.lab.measures.long_context import LongContext, LongContextSettings, LossAt, Tail
@@ -77,7 +77,7 @@ def losses_by_position(model: PreTrainedModel, input_ids: Tensor, *, chunk: int 
         cache, found = DynamicCache(config=model.config), []
         for start in range(0, len(ids), chunk):
             part = ids[start : start + chunk]
-            further = {"use_cache": False} if is_whole else {CACHE: cache, "use_cache": True}
+            further = {"use_cache": False} if is_whole else {cache_name(model): cache, "use_cache": True}
             logits = model(input_ids=part[None], **further).logits[0]
             targets = ids[start + 1 : start + 1 + len(part)]
             found.append(finite_losses(logits[: len(targets)], targets))
