@@ -114,6 +114,8 @@ def report(
     from antiphase.lab.pages.html import write_report
     from antiphase.lab.pages.reading import Run
 
+    if format != Format.html and output.suffix == ".html":
+        raise InputError(f"--output {output}: --format {format} writes files into a folder; name that")
     records = [Record.load(path) for path in runs]
     kinds = {record.kind for record in records}
     only = measurement_of(kinds.pop()) if len(kinds) == 1 else None

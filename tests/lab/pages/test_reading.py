@@ -42,6 +42,7 @@ def test_report_writes_every_figure_with_equal_bytes_each_time(antiphase, tmp_pa
 def test_what_cannot_be_written_is_refused(refused, tmp_path):
     Record(kind="odd", values={"a": 1}).save(tmp_path / "odd")
     refused("--format svg: there are no figures; choose a format of tables", "report odd --format svg --output out")
+    refused("--format csv writes files into a folder; name that", "report odd --format csv --output page.html")
     (tmp_path / "file").touch()
     refused(r"--output file cannot be made \(File exists\)", "report odd --format csv --output file")
     with pytest.raises(InputError, match="format must be one of csv, latex, markdown, svg, pdf, png, got 'html'"):

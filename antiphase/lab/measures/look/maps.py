@@ -217,14 +217,23 @@ class Maps:
             raise InputError(f"which is {which}, but the heads of layer {layer} have one map each", "leave it out")
         return maps[self._head(layer, head, len(maps)), WHICH.index(which) - 1]
 
+    def lam(self, layer: int) -> Tensor | None:
+        """λ of a layer's heads (heads, queries); None if they are not differential."""
+        return self._layer(layer).lam
+
     def plot(self, layer: int, head: int, which: str = "difference", *, axes: Axes | None = None) -> Axes:
         """Draw one map and return matplotlib's axes, whose image and labels can be changed; the colour bar follows.
 
+        Colours follow the square root of the weights.
+
         Args:
+            which: ``difference``, ``first`` or ``second``.
             axes: where to draw; by default in a new figure of pyplot, which a notebook shows.
         """
         weights, one = self.map(layer, head, which), self._layer(layer)
-        title = f"layer {one.layer}, head {head}" + (f": {which}" if one.lam is not None else "")
+        title = f"layer {one.layer}, head {head}" + (
+            "" if one.lam is None else f": {which}, λ = {one.lam[self._head(layer, head, len(one.lam))].mean():.2f}"
+        )
         shown = weights.masked_fill(~one.visible, torch.nan).numpy()
         unit = "token" if self.segment is None else f"segment of {self.segment} tokens"
         return plots.one_map(shown, title, self.queries, self.tokens, axes, unit=unit)

@@ -84,7 +84,8 @@ def one_head(record: Record) -> Figure | None:
     panels = {"weights": layer.weights[head]}
     if layer.lam is not None:
         panels = {
-            "first map": layer.maps[head, 0], "second map": layer.maps[head, 1], "first − λ · second": panels["weights"]
+            "first map": layer.maps[head, 0], "second map": layer.maps[head, 1],
+            f"first − λ · second, λ = {layer.lam[head].mean():.2f}": panels["weights"],
         }  # fmt: skip
     names = _token_names(record)
     norm, colours = _scale(list(panels.values()))

@@ -133,9 +133,10 @@ def layers_of(record: Record) -> list[LayerMaps]:
 def chosen_head(record: Record) -> tuple[LayerMaps, int] | None:
     """The layer and head with the largest share of Σ\\|A\\| on tokens other than the first and the query's own.
 
-    For an encoder–decoder, it is a head of cross-attention.
+    For an encoder–decoder, it is a head of cross-attention. A differential head that subtracts goes before one whose λ
+    is below 0.
     """
-    best: tuple[float, LayerMaps, int] | None = None
+    best: tuple[tuple[bool, float], LayerMaps, int] | None = None
     layers = layers_of(record)
     aligned = [layer for layer in layers if layer.queries != layer.keys]
     for layer in aligned or layers:
@@ -145,8 +146,9 @@ def chosen_head(record: Record) -> tuple[LayerMaps, int] | None:
             places = numpy.arange(elsewhere.shape[1])
             elsewhere[:, places, places] = 0
         for head, share in enumerate((elsewhere**2).sum((-1, -2))):  # squared, to prefer concentrated weights
-            if best is None or share > best[0]:
-                best = float(share), layer, head
+            score = layer.lam is None or bool(layer.lam[head].mean() >= 0), float(share)
+            if best is None or score > best[0]:
+                best = score, layer, head
     return None if best is None else best[1:]
 
 

@@ -76,6 +76,16 @@ def test_the_chosen_head_is_the_most_pointed_beside_the_first_token_and_itself(l
     assert (found[0].layer, found[1]) == (1, 2)
 
 
+def test_a_head_that_subtracts_is_shown_before_one_that_adds(look_record):
+    record = look_record()
+    layer, head = look_plots.chosen_head(record)
+    record.arrays[f"maps.{layer.layer}.lambda"][head] = -0.5
+    found, other = look_plots.chosen_head(record)
+    assert (found.layer, other) != (layer.layer, head)
+    titles = [axes.get_title() for axes in look_plots.one_head(record).axes]
+    assert f"layer {found.name}, head {other}: first − λ · second, λ = {found.lam[other].mean():.2f}" in titles
+
+
 @pytest.mark.parametrize(("causal", "titles"), [
     (True, ["causal\nlayers 0, 1", "global\nnot in this model"]),
     (False, ["global\nlayers 0, 1", "causal\nnot in this model"]),
