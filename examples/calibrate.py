@@ -1,6 +1,7 @@
 """Measure attention sinks in a small model, search for heads to calibrate, and generate with the resulting plan.
 
-After 300 steps the model has learned little, so this example only shows the calls; docs/calibration-results.md has results.
+After 300 steps the model has learned little, so this example only shows the calls; docs/calibration-results.md has
+results.
 """
 
 import tempfile
