@@ -182,7 +182,7 @@ def test_they_print_as_a_table_of_means_and_say_what_comes_next(name):
     (table,) = found.tables()
     sinks = (found.sinks & found.enough_queries[:, :, None]).sum(-1).double()
     assert sinks.any()
-    shown = {"On the first token": found.first_share, "Sinks": sinks}
+    shown = {"On the first token": found.first_share, "Sinks a map": sinks}
     shown |= {"On sinks": found.sink_share, "Entropy, nats": found.entropy}
     shown |= {"Negative": found.differences.negative_share} if name == "diffllama" else {}
     for index, row in enumerate(table.dicts()):

@@ -1,10 +1,12 @@
 """The words by hand and by their error rates."""
 
+from typing import get_args
+
 import numpy
 import pytest
 
 from antiphase.lab.statistics.blocks import Blocks, planned_detectable
-from antiphase.lab.statistics.verdicts import WORDS, verdict
+from antiphase.lab.statistics.verdicts import Word, verdict
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ def test_words(interval, detectable, paper, expected):
 @pytest.mark.parametrize("size", [0.6, 1.0, 2.0])
 def test_the_wrong_word_is_rare_and_the_mde_is_enough_for_the_right_one(truth, wrong, size):
     """``size`` is the MDE, the paper's effect being 1: of a study that sees it, one that just does, a small one."""
-    generator, found = numpy.random.default_rng(7), dict.fromkeys(WORDS, 0)
+    generator, found = numpy.random.default_rng(7), dict.fromkeys(get_args(Word), 0)
     spread = size / planned_detectable(1.0, arms=4, blocks=6)
     for _ in range(1500):
         table = spread * generator.normal(size=(4, 6)) + generator.normal(size=6)

@@ -104,7 +104,7 @@ def test_a_refused_command_leaves_what_another_process_makes(held, preset, monke
 
     for module in ("training_run", "grid"):
         monkeypatch.setattr(f"antiphase.lab.studies.{module}.prepare", prepare)
-    for module in ("running", "retrieval"):
+    for module in ("running", "context_runner"):
         monkeypatch.setattr(f"antiphase.lab.measures.{module}.load_model", prepare)
     for module in ("lab.measures.look.measure", "lab.studies.calibrate.measuring"):
         monkeypatch.setattr(f"antiphase.{module}.load_model", prepare)
