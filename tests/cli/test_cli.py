@@ -486,7 +486,7 @@ def test_nothing_is_evaluated_twice(
     def load(*arguments, **words):
         raise AssertionError("a model is loaded")
 
-    for module in ("running", "retrieval"):
+    for module in ("running", "context_runner"):
         monkeypatch.setattr(f"antiphase.lab.measures.{module}.load_model", load)
     assert antiphase(f"{start} 2 --resume")[0] == 0
     assert (tmp_path / "new" / "record.json").read_bytes() == record
