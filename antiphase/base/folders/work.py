@@ -85,6 +85,8 @@ class Resumable:
             InputError: other settings differ; the message names them.
         """
         changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in free]
+        # another command's flag that was not given says nothing
+        changed = [name for name in changed if name in before.keys() & now.keys() or before.get(name) or now.get(name)]
         moved = {name for name in changed if name.endswith(START_SETTING) and before.get(name) and now.get(name)}
         if names := ", ".join(name for name in changed if name not in moved):
             raise refused(output, *f" {self.other.format(names=names)}".split("; ", 1))
