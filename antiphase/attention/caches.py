@@ -23,6 +23,8 @@ def by_either_name(forward: Forward) -> Forward:
     @functools.wraps(forward)
     def named(*args: Any, cache: Any = None, **kwargs: Any) -> Any:
         if cache is not None:
+            if kwargs.get("past_key_values") is not None:
+                raise ValueError("cache and past_key_values are two names of one argument; give one of them")
             kwargs["past_key_values"] = cache
         return forward(*args, **kwargs)
 

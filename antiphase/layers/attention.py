@@ -134,6 +134,8 @@ class AttentionLayer(nn.Module):
         self.v_proj = nn.Linear(source, num_key_value_heads * width, bias=bias)
         self.o_proj = nn.Linear(outputs * width, hidden_size, bias=bias if output_bias is None else output_bias)
         mark_residual_output(self.o_proj)
+        if whole_qk_norm and qk_norm_eps is None:
+            raise InputError("whole_qk_norm needs qk_norm_eps, the ε of that norm")
         widths = (queries * width, num_key_value_heads * width) if whole_qk_norm else (width, width)
         self.q_norm, self.k_norm = (None if qk_norm_eps is None else RMSNorm(size, qk_norm_eps) for size in widths)
 

@@ -19,6 +19,8 @@ def test_a_forward_pass_takes_the_newer_name_where_transformers_gives_it(monkeyp
     named = caches.by_either_name(forward)
     assert named(1, cache=2, more=3) == named(1, past_key_values=2, more=3) == (1, 2, {"more": 3})
     assert named(1, cache=None) == (1, None, {})
+    with pytest.raises(ValueError, match="two names of one argument"):
+        named(1, cache=2, past_key_values=3)
     assert list(inspect.signature(named).parameters) == ["ids", "past_key_values", "cache", "kwargs"]
     assert caches.cache_in({"cache": 4}) == caches.cache_in({"past_key_values": 4}) == 4
     assert caches.cache_in({"cache": None, "input_ids": 1}) is None

@@ -203,3 +203,13 @@ def test_a_layer_in_a_model_of_ones_own_shows_its_two_maps(kind):
 def test_a_model_that_is_none_of_transformers_is_told_what_shows_its_maps(text_tokenizer):
     with pytest.raises(InputError, match=r"a model of transformers is needed, got Linear; .*layer_maps"):
         antiphase.look(torch.nn.Linear(2, 2), text_tokenizer, "a text")
+
+
+def test_a_model_with_adapters_is_looked_at(text_tokenizer):
+    import peft
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(vocab_size=len(text_tokenizer), **sizes))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM"))
+    maps = antiphase.look(adapted, text_tokenizer, "a text of words")
+    torch.testing.assert_close(maps[1], antiphase.look(model, text_tokenizer, "a text of words")[1])

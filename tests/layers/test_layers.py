@@ -269,3 +269,8 @@ def test_the_example_in_the_documentation_runs(capsys):
     code = page.partition("## Layers for any PyTorch model")[2].partition("```python\n")[2].partition("```")[0]
     exec(code, {})
     assert capsys.readouterr().out.startswith("torch.Size([2, 10, 64]) ")
+
+
+def test_a_norm_of_all_maps_without_its_epsilon_is_refused():
+    with pytest.raises(InputError, match="whole_qk_norm needs qk_norm_eps"):
+        DifferentialAttentionV1(64, 8, whole_qk_norm=True)

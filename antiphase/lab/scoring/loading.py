@@ -65,7 +65,7 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Lo
     Raises:
         InputError: it is no model of transformers, or the tokenizer draws tokens at random.
     """
-    if not isinstance(model, PreTrainedModel):
+    if not isinstance(getattr(model, "config", None), PreTrainedConfig):  # adapters are models of another class
         raise InputError(
             f"a model of transformers is needed, got {type(model).__name__}",
             "of a model of your own, antiphase.attention.maps.layer_maps(layer, hidden_states) has a layer's maps",

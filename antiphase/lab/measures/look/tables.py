@@ -262,8 +262,8 @@ def layer_table(record: Record) -> Table | None:
         rows=rows,
         note=" ".join(
             [
-                "Of |A| / Σ|A|, A what multiplies the values: means over heads and queries. A sink receives more than "
-                f"{SINK:.0f} / M of the attention of M tokens.",
+                "Of |A| / Σ|A|, A what multiplies the values: means over heads and queries. A token is a sink of a "
+                f"head that gives it more than {SINK:.0f} / M of its attention, M the number of tokens.",
                 *remarks(record),
             ]
         ),
