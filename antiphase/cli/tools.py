@@ -99,6 +99,12 @@ def report(
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Folder for the figures as PNG.", show_default=False)
     ] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            "--head", metavar="LAYER.HEAD", help="Of antiphase look: the head shown large.", show_default=False
+        ),
+    ] = None,
 ) -> None:
     """Make one self-contained HTML page from records; an interactive one if all records come from antiphase look. Or
     write their tables and figures as files, for a paper.
@@ -110,13 +116,14 @@ def report(
     from antiphase.base.records import Record
     from antiphase.cli.terminal import Terminal
     from antiphase.lab.catalog import measurement_of
+    from antiphase.lab.measures.look.tables import with_head
     from antiphase.lab.pages.figures import save_figures
     from antiphase.lab.pages.html import write_report
     from antiphase.lab.pages.reading import Run
 
     if format != Format.html and output.suffix == ".html":
         raise InputError(f"--output {output}: --format {format} writes files into a folder; name that")
-    records = [Record.load(path) for path in runs]
+    records = [Record.load(path) if head is None else with_head(Record.load(path), head) for path in runs]
     kinds = {record.kind for record in records}
     only = measurement_of(kinds.pop()) if len(kinds) == 1 else None
     page = None if only is None else only.presentation.page

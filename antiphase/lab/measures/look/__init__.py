@@ -179,6 +179,8 @@ class Look(Result):
     """Layers of a hybrid model that attend to nothing, such as those of a state-space model."""
     segment: int | None = field(default=None, metadata=OPTIONAL)
     """Tokens of each row and column of a long text."""
+    chosen: str | None = field(default=None, metadata=OPTIONAL)
+    """The head that is shown large, as ``LAYER.HEAD``."""
 
 
 RESULT = Look

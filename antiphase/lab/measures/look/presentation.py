@@ -12,6 +12,8 @@ from antiphase.lab.pages.presentation import Drawing, Presentation
 def _chosen(record: Record) -> str:
     chosen = chosen_head(record)
     assert chosen is not None
+    if Look.of(record).chosen is not None:
+        return f"Layer {chosen[0].name}, head {chosen[1]}."
     return (
         f"Layer {chosen[0].name}, head {chosen[1]}: the one whose attention is most concentrated on tokens "
         "other than the first and itself, so not a typical one."

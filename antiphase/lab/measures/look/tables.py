@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 
@@ -130,14 +130,32 @@ def layers_of(record: Record) -> list[LayerMaps]:
     return found
 
 
+def with_head(record: Record, head: str) -> Record:
+    """The record with another chosen head, ``LAYER.HEAD``; its pages and figures show that one large.
+
+    Raises:
+        InputError: it has no such head.
+    """
+    chosen = replace(record, values={**record.values, "chosen": head})
+    if not is_look(record) or chosen_head(chosen) is None:
+        raise InputError(
+            " is no LAYER.HEAD of a record of antiphase look; give one such as 0.1", field="head", path=head
+        )
+    return chosen
+
+
 def chosen_head(record: Record) -> tuple[LayerMaps, int] | None:
-    """The layer and head with the largest share of Σ\\|A\\| on tokens other than the first and the query's own.
+    """The chosen layer and head; otherwise those with the largest share of Σ\\|A\\| on tokens other than the first and
+    the query's own.
 
     For an encoder–decoder, it is a head of cross-attention. A differential head that subtracts goes before one whose λ
-    is below 0.
+    is below 0. None if there is no such head.
     """
     best: tuple[tuple[bool, float], LayerMaps, int] | None = None
     layers = layers_of(record)
+    if layers and (chosen := Look.of(record).chosen) is not None:
+        named = {f"{layer.name}.{head}": (layer, head) for layer in layers for head in range(len(layer.codes))}
+        return named.get(chosen)
     aligned = [layer for layer in layers if layer.queries != layer.keys]
     for layer in aligned or layers:
         elsewhere = layer.shares.copy()

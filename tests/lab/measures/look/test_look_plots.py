@@ -3,9 +3,10 @@
 import numpy
 import pytest
 
+from antiphase.base.errors import InputError
 from antiphase.base.records import Record
 from antiphase.lab.measures.look import plots as look_plots
-from antiphase.lab.measures.look.tables import layers_of
+from antiphase.lab.measures.look.tables import layers_of, with_head
 from antiphase.lab.pages import write_report
 from antiphase.lab.pages.figures import save_figures
 
@@ -138,3 +139,14 @@ def test_alignment_is_the_mean_over_heads_between_the_texts(pair_record, look_re
     heads = look_plots.every_head(record)
     assert heads.axes[0].get_yticklabels()[0].get_text() == "0 (target → source)"
     assert look_plots.alignment(look_record()) is None
+
+
+def test_a_head_can_be_chosen_by_hand_and_must_exist(look_record):
+    record = look_record()
+    found = look_plots.chosen_head(with_head(record, "1.0"))
+    assert (found[0].layer, found[1]) == (1, 0)
+    for wrong in ("9.0", "1.9", "one"):
+        with pytest.raises(InputError, match=f"{wrong} is no LAYER.HEAD"):
+            with_head(record, wrong)
+    with pytest.raises(InputError, match="no LAYER.HEAD"):
+        with_head(Record(kind="probe", values={}, config={}), "1.0")
