@@ -8,10 +8,10 @@ registers are stored in memory. Writes a record; takes minutes.
 
 from __future__ import annotations
 
-import argparse
 import re
 import subprocess
 import tempfile
+from argparse import Namespace
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -19,17 +19,15 @@ from typing import Any
 
 import torch
 import triton
-from rich.console import Console
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from antiphase.base.folders.ownership import check_empty
-from antiphase.base.records import Record
 from antiphase.ops.triton import launch
 from antiphase.ops.triton.backward import deltas_kernel, keys_kernel, queries_kernel
 from antiphase.ops.triton.decode import join_kernel, span_kernel
 from antiphase.ops.triton.few import MOST_SPANS
 from antiphase.ops.triton.forward import forward_kernel
+from tools.script import CONSOLE, script
 
 ARCHITECTURES = (80, 90, 100)
 WIDTHS = (64, 128)
@@ -56,13 +54,8 @@ POINTERS = {"mask": "*u8", "query_edges": "*i32", "key_edges": "*i32"}
 NUMBERS = dict.fromkeys(("scale", "factor", "initial", "eps"), "fp32")
 
 
-def main() -> None:
-    """Compile all kernels, print the table, write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder for the record")
-    chosen = parser.parse_args()
-    check_empty(chosen.output)
-    console = Console()
+def measure(given: Namespace) -> dict[str, Any]:
+    """Compile all kernels."""
     rows: list[dict[str, Any]] = []
     for architecture in ARCHITECTURES:
         for width, key_maps in product(WIDTHS, (2, 1)):
@@ -75,8 +68,8 @@ def main() -> None:
             rows += compiled(width, 2, dtype, architecture)
         for row in rows:
             if row["architecture"] == architecture:
-                console.print(" ".join(f"{name} {value}" for name, value in row.items()), highlight=False)
-    Record(kind="compiled-kernels", values={"rows": rows, "triton": triton.__version__}).save(chosen.output)
+                CONSOLE.print(" ".join(f"{name} {value}" for name, value in row.items()))
+    return {"values": {"rows": rows, "triton": triton.__version__}}
 
 
 def compiled(
@@ -165,4 +158,4 @@ def _usage(ptx: str, architecture: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    main()
+    script(__doc__, "compiled-kernels", measure, {})

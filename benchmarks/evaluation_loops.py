@@ -10,28 +10,25 @@ Writes a record.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
+from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from antiphase import AntiphaseConfig, AntiphaseForCausalLM
-from antiphase.base.folders.ownership import check_empty
-from antiphase.base.records import Record
 from antiphase.lab.measures.long_context.measure import losses_by_position
 from antiphase.lab.scoring.constrained import choose_options
 from antiphase.lab.scoring.likelihood import TOKENS_AT_ONCE
 from antiphase.lab.speed.memory import peak_of
 from antiphase.lab.speed.timing import paired_times, ratios
+from tools.script import CONSOLE, script
 
 Prompt = list[int]
 Choose = Callable[[PreTrainedModel, Sequence[Prompt]], list[int]]
@@ -92,40 +89,25 @@ QUICK = Workload(
 )  # fmt: skip
 
 
-def main() -> None:
-    """Measure time and memory, print the tables, write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder for the record")
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
-    check_empty(chosen.output)
-    console, started = Console(highlight=False), time.perf_counter()
-    workload = QUICK if chosen.quick else FULL
+def measure(chosen: Namespace) -> dict[str, Any]:
+    """Time and memory."""
+    started, workload = time.perf_counter(), QUICK if chosen.quick else FULL
 
     def say(message: str) -> None:
-        console.print(f"[{time.perf_counter() - started:5.0f} s] {message}", markup=False)
+        CONSOLE.print(f"[{time.perf_counter() - started:5.0f} s] {message}", markup=False)
 
     models = build_models(workload, chosen.seed)
     rows = [row for name, model in models.items() for row in sweeps(name, model, workload, chosen.seed, say)]
     rows += [row for name, model in models.items() for row in long_prompts(name, model, workload, chosen.seed, say)]
     memory = documents(workload, chosen.seed, say)
     growth = memory[-1]["bytes_per_token"] / memory[0]["bytes_per_token"]
-    Record(
-        kind="benchmark-evaluation",
-        values={
-            "rows": rows,
-            "memory": memory,
-            "memory_growth": growth,
-            "parameters": {name: model.num_parameters() for name, model in models.items()},
-        },
-        config={**asdict(workload), "width": width_of(workload.sizes), "labels": LABELS, "quick": chosen.quick},
-        seeds=[chosen.seed],
-        seconds=time.perf_counter() - started,
-    ).save(chosen.output)
     for line in table(rows, memory):
-        console.print(line, soft_wrap=True)
-    console.print(f"bytes a token, longest / shortest: {growth:.2f}")
+        CONSOLE.print(line, soft_wrap=True)
+    CONSOLE.print(f"bytes a token, longest / shortest: {growth:.2f}")
+    parameters = {name: model.num_parameters() for name, model in models.items()}
+    config = {**asdict(workload), "width": width_of(workload.sizes), "labels": LABELS, "quick": chosen.quick}
+    values = {"rows": rows, "memory": memory, "memory_growth": growth, "parameters": parameters}
+    return {"values": values, "config": config, "seeds": [chosen.seed]}
 
 
 def table(rows: Sequence[Mapping[str, Any]], memory: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -359,4 +341,5 @@ def width_of(sizes: Mapping[str, Any]) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    quick = {"action": "store_true", "help": "small sizes, to see that everything runs"}
+    script(__doc__, "benchmark-evaluation", measure, {"--quick": quick, "--seed": 0})

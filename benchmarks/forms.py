@@ -10,18 +10,14 @@ machine slows each; ratios are medians within a round. Memory is what eager maps
 
 from __future__ import annotations
 
-import argparse
-import time
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from antiphase.base.memory import peak_memory, restart_peak
-from antiphase.base.records import Record
 from antiphase.lab.settings.arms import ARMS
 from antiphase.lab.settings.presets import arm_run, load_preset
 from antiphase.lab.speed.model import training_step
@@ -32,6 +28,7 @@ from antiphase.layers.functions import antiphase_attention, eager_attention
 from antiphase.models.attention import attention_layer
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.transformer import AntiphaseForCausalLM
+from tools.script import script
 
 BASE = "experiments/programme_loss.yaml"
 SIZES = {"hidden_size": 256, "intermediate_size": 684, "num_hidden_layers": 6}
@@ -44,20 +41,14 @@ SHARED, OWN = "second maps formed once", "a second map for each head"
 TOKENS, LENGTHS = 1024, (256, 1024)
 
 
-def main() -> None:
-    """Measure, and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder of the record")
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each comparison")
-    given = parser.parse_args()
-    started = time.perf_counter()
+def measure(given: Namespace) -> dict[str, Any]:
+    """Training steps of all arms, and layers with shared second maps."""
     torch.manual_seed(0)
     steps = [row for length in LENGTHS for row in arm_steps(length, given.rounds)]
     layers = [row for length in LENGTHS for row in shared_maps(length, given.rounds)]
     values = {"steps": steps, "layers": layers, "threads": torch.get_num_threads()}
     config = {**SIZES, "tokens": TOKENS, "layer": LAYER, "noise_heads": NOISE_HEADS}
-    record = Record(kind="forms", values=values, config=config, seeds=[0], seconds=time.perf_counter() - started)
-    Console().print(str(record.save(given.output, "forms")))
+    return {"values": values, "config": config, "seeds": [0]}
 
 
 def arm_steps(length: int, rounds: int) -> list[dict[str, Any]]:
@@ -108,4 +99,4 @@ def shared_maps(length: int, rounds: int) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    main()
+    script(__doc__, "forms", measure, {"--rounds": 7}, name="forms")

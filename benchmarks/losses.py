@@ -8,20 +8,19 @@ native loss and gradient err at most twice as much as PyTorch's and one rounding
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from antiphase.base.records import Record
+from antiphase.base.errors import InputError
 from antiphase.lab.speed.timing import paired_times, ratios
 from antiphase.ops.layer import cross_entropies
 from antiphase.ops.native.library import why_not_built
 from antiphase.ops.plain import plain_cross_entropies
+from tools.script import CONSOLE, script
 
 SIZES = ((4096, 2048), (2048, 32_000), (512, 151_936))
 """Tokens and vocabularies: this project's presets, Llama 2 and Qwen 3."""
@@ -76,20 +75,17 @@ def measured(tokens: int, vocabulary: int, dtype: torch.dtype, rounds: int) -> l
     return found
 
 
-def main() -> None:
-    """Measure all sizes and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path, required=True, help="folder for the record")
-    parser.add_argument("--rounds", type=int, default=15)
-    given = parser.parse_args()
+def measure(given: Namespace) -> dict[str, Any]:
+    """All sizes and dtypes.
+
+    Raises:
+        InputError: there are no native kernels here, or too few rounds.
+    """
     if (reason := why_not_built()) is not None:
-        parser.error(reason)
+        raise InputError(reason)
     if given.rounds < 2:
-        parser.error(f"--rounds must be at least 2, got {given.rounds}")
-    if given.output.exists():
-        parser.error(f"--output: {given.output} exists; choose another folder")
+        raise InputError(f"--rounds must be at least 2, got {given.rounds}")
     torch.manual_seed(0)
-    console = Console(highlight=False)
     rows = []
     for tokens, vocabulary in SIZES:
         for dtype in DTYPES:
@@ -97,9 +93,9 @@ def main() -> None:
             rows += new
             for row in new:
                 size = f"{tokens:,} × {vocabulary:,}, {row['dtype']}"
-                console.print(f"{row['task']}, {size}: {row['ratio']:.2f} of {row['baseline']}")
-    Record(kind="benchmark-losses", values={"rows": rows}, config={"rounds": given.rounds}).save(given.output)
+                CONSOLE.print(f"{row['task']}, {size}: {row['ratio']:.2f} of {row['baseline']}")
+    return {"values": {"rows": rows}, "config": {"rounds": given.rounds}}
 
 
 if __name__ == "__main__":
-    main()
+    script(__doc__, "benchmark-losses", measure, {"--rounds": 15})

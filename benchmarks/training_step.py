@@ -10,22 +10,19 @@ each kind of work by PyTorch's profiler. The rest is Python and what the profile
 
 from __future__ import annotations
 
-import argparse
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from transformers import PreTrainedModel
 
-from antiphase.base.folders.ownership import check_empty
-from antiphase.base.records import Record
 from antiphase.lab.speed.model import OURS, SIZES, SOFTMAX_ON_SDPA, Setting, models_of, training_step
 from antiphase.lab.speed.timing import RATE_SIZES, paired_times, ratios
 from antiphase.lab.studies.estimate.operations import forward_flops
+from tools.script import CONSOLE, script
 
 LENGTH = 2048
 PRODUCT = RATE_SIZES["cpu"]
@@ -48,29 +45,22 @@ BACKWARD = "GeneratedBackwardFor_antiphase_"
 """How the backward pass of an operator of this package begins, instead of its namespace."""
 
 
-def main() -> None:
-    """Measure each width and dtype, print a table and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="folder for the record")
-    parser.add_argument("--rounds", type=int, default=9, help="paired rounds of each model")
-    given = parser.parse_args()
-    check_empty(given.output)
-    started, console = time.perf_counter(), Console()
+def measure(given: Namespace) -> dict[str, Any]:
+    """Each width and dtype."""
     rows: list[dict[str, Any]] = []
     for dtype in (torch.float32, torch.bfloat16):
         for width in WIDTHS:
             for row in measured(width, dtype, given.rounds):
                 rows.append(row)
                 parts = ", ".join(f"{kind} {share:.0%}" for kind, share in row["shares"].items())
-                console.print(
+                CONSOLE.print(
                     f"{row['dtype']}, width {width}, {row['model']}: {row['seconds']:.3g} s, "
-                    f"{row['utilisation']:.0%} of the rate; {parts}", highlight=False, soft_wrap=True,
+                    f"{row['utilisation']:.0%} of the rate; {parts}", soft_wrap=True,
                 )  # fmt: skip
-    config = {**SIZES, "length": LENGTH, "widths": list(WIDTHS), "rounds": given.rounds}
-    seconds = time.perf_counter() - started
-    console.print(
-        str(Record(kind="training-step", values={"rows": rows}, config=config, seconds=seconds).save(given.output))
-    )
+    return {
+        "values": {"rows": rows},
+        "config": {**SIZES, "length": LENGTH, "widths": list(WIDTHS), "rounds": given.rounds},
+    }
 
 
 def measured(width: int, dtype: torch.dtype, rounds: int) -> list[dict[str, Any]]:
@@ -124,4 +114,4 @@ def kind_of(operator: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    script(__doc__, "training-step", measure, {"--rounds": 9})

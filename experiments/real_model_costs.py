@@ -10,19 +10,16 @@ Times are paired: the candidates alternate in one process.
 
 from __future__ import annotations
 
-import argparse
-import time
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from antiphase.attention.statistics import attention_statistics
-from antiphase.base.records import Record
 from antiphase.calibration.search import each_alone
 from antiphase.lab.scoring.beginnings import batches
 from antiphase.lab.scoring.likelihood import FILLED_TOKENS, TOKENS_AT_ONCE
@@ -33,8 +30,8 @@ from antiphase.lab.speed.memory import peak_of
 from antiphase.lab.speed.timing import paired_times, ratios
 from antiphase.lab.text.tasks.samples import Sample
 from antiphase.lab.text.tasks.tasks import load_task
+from tools.script import CONSOLE, script
 
-CONSOLE = Console(highlight=False)
 LAYERS = (0, 3, 6, 10, 15, 20, 25, 29)
 """Layers in which a head is tried; the mean over them stands for a search of all layers."""
 RULE: dict[str, Any] = {"alpha": 5.0, "beta": 0.4, "mode": "prompt"}
@@ -107,17 +104,8 @@ def forward_call(limit: int, folder: str, kind: str) -> Callable[[], object]:
     return run
 
 
-def main() -> None:
-    """Measure and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="Folder of the converted model.")
-    parser.add_argument("--task", required=True, help="Task file whose prompts are scored.")
-    parser.add_argument("--name", help="Name of the model in the record; default: that of its folder.")
-    parser.add_argument("--samples", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--output", type=Path, required=True, help="Folder for costs.json.")
-    chosen = parser.parse_args()
-    started = time.perf_counter()
+def measure(chosen: Namespace) -> dict[str, Any]:
+    """Memory of a probe, and times of scoring and search."""
     loaded = load_model(chosen.model)
     task = load_task(chosen.task, loaded.tokenizer, seed=0)
     samples = list(task.samples)[: chosen.samples]
@@ -140,9 +128,13 @@ def main() -> None:
     }
     tokens = sum(len(sample.prompt) for sample in samples)
     config = {"samples": len(samples), "tokens": tokens, "layers": list(LAYERS), **RULE, **origins([loaded])}
-    record = Record(kind="real-model-costs", values=values, config=config, seconds=time.perf_counter() - started)
-    CONSOLE.print(f"written: {record.save(chosen.output, 'costs')}")
+    return {"values": values, "config": config}
 
 
 if __name__ == "__main__":
-    main()
+    options = {
+        "model": "folder of the converted model", "--task": "task file whose prompts are scored",
+        "--name": {"help": "name of the model in the record; default: that of its folder"},
+        "--samples": 32, "--rounds": 3,
+    }  # fmt: skip
+    script(__doc__, "real-model-costs", measure, options, name="costs")

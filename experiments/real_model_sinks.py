@@ -8,39 +8,36 @@ changes no map without a sink, and a short text has few: a token needs more than
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
-import time
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
-
-from antiphase.base.records import Record
+from antiphase.base.errors import InputError
 from antiphase.lab.scoring.loading import load_model, origins
 from antiphase.lab.studies.calibrate.confirm import ConfirmSettings
 from antiphase.lab.studies.calibrate.confirm.measure import heads_with_sinks
 from antiphase.lab.text.tasks.tasks import load_task
 from experiments.real_model import JUDGED, PLAIN
+from tools.script import CONSOLE, script
 
-CONSOLE = Console(highlight=False)
 LAYERS = range(3, 11)
 """Those of the study."""
 PROMPTS = 111
 """Of each task: as many as chose heads there."""
 
 
-def main() -> None:
-    """Count maps with sinks, and write ``task-sinks.json``."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="Folder of the long form.")
-    parser.add_argument("--output", type=Path, required=True, help="Folder of the record.")
-    parser.add_argument("--prompts", type=int, default=PROMPTS, help="Of each task.")
-    chosen = parser.parse_args()
-    if not (chosen.folder / PLAIN / "config.json").is_file():
-        parser.error(f"{chosen.folder} has no model {PLAIN}; make it with real_model.py --form long --only {PLAIN}")
-    started, output = time.perf_counter(), chosen.output.resolve()
-    os.chdir(chosen.folder)  # task files name their data from there
+def measure(chosen: Namespace) -> dict[str, Any]:
+    """Count maps with sinks.
+
+    Raises:
+        InputError: the folder has no such model.
+    """
+    folder = Path(chosen.folder)
+    if not (folder / PLAIN / "config.json").is_file():
+        raise InputError(f"{folder} has no model {PLAIN}; make it with real_model.py --form long --only {PLAIN}")
+    os.chdir(folder)  # task files name their data from there
     loaded = load_model(PLAIN)
     alpha, rows = ConfirmSettings.alpha, []
     for name in (*(f"{task}-zero" for task in JUDGED), "cr-four"):
@@ -56,11 +53,9 @@ def main() -> None:
         })  # fmt: skip
         CONSOLE.print(f"{task.name}: {tokens:g} tokens, {100 * any_sink:.0f} % of maps with a sink")
     values = {"model": PLAIN, "alpha": alpha, "layers": list(LAYERS), "rows": rows}
-    Record(
-        kind="task-sinks", values=values, config=origins([loaded]), seconds=time.perf_counter() - started
-    ).save(output, "task-sinks")  # fmt: skip
-    CONSOLE.print(f"written: {output / 'task-sinks.json'}")
+    return {"values": values, "config": origins([loaded])}
 
 
 if __name__ == "__main__":
-    main()
+    options = {"folder": "folder of the long form", "--prompts": PROMPTS}
+    script(__doc__, "task-sinks", measure, options, name="task-sinks")

@@ -10,28 +10,27 @@ pass, backward pass, clipping and AdamW in fp32, as in ``lab/training/loop.py``,
 
 from __future__ import annotations
 
-import argparse
-import time
+from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 import antiphase  # noqa: F401  # registers its models
-from antiphase.base.records import DEQUANTIZED, Record
+from antiphase.base.errors import InputError
+from antiphase.base.records import DEQUANTIZED
 from antiphase.lab.settings.presets import TrainingSettings, kept_run
 from antiphase.lab.speed.timing import paired_times, ratios
 from antiphase.lab.training.objective import NextTokenLoss
 from antiphase.lab.training.optimizer import build_optimizer
 from antiphase.lab.training.trained import restrict
 from antiphase.models.sources.models import ORIGIN
+from tools.script import CONSOLE, script
 
-CONSOLE = Console(highlight=False)
 PLAIN = "softmax"
 FORMS: dict[str, tuple[str, Literal["all", "lambda", "lora"]]] = {
     PLAIN: (PLAIN, "all"), "control": ("control", "all"), "differential_v2": ("differential_v2", "all"),
@@ -62,20 +61,19 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def main() -> None:
-    """Measure and write the record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", type=Path, help="Folder of a study of `antiphase upcycle`.")
-    parser.add_argument("--rounds", type=int, default=5, help="Timed steps of each form.")
-    parser.add_argument("--output", type=Path, required=True, help="Folder for steps.json.")
-    chosen = parser.parse_args()
-    started = time.perf_counter()
-    kept = sorted(chosen.study.glob(f"{PLAIN}-seed*/run.yaml"))
+def measure(chosen: Namespace) -> dict[str, Any]:
+    """Time a step of each form.
+
+    Raises:
+        InputError: the folder holds no such study.
+    """
+    study = Path(chosen.study)
+    kept = sorted(study.glob(f"{PLAIN}-seed*/run.yaml"))
     if not kept:
-        parser.error(f"{chosen.study} is no folder of a study of antiphase upcycle")
+        raise InputError(f"{study} is no folder of a study of antiphase upcycle")
     run = kept_run(kept[0], field="study")
     forms = {
-        name: Stepper(chosen.study / "start" / start, replace(run.training, trained=trained))
+        name: Stepper(study / "start" / start, replace(run.training, trained=trained))
         for name, (start, trained) in FORMS.items()
     }
     size = (run.training.batch_size, run.data.sequence_length)
@@ -87,15 +85,13 @@ def main() -> None:
     ]
     for row in rows:
         CONSOLE.print(f"a step of {row['form']}: {row['ratio']:.2f} of one of the model as it is")
-    config = {"study": chosen.study.name, "sequences": size[0], "tokens": size[1], "threads": torch.get_num_threads(),
+    config = {"study": study.name, "sequences": size[0], "tokens": size[1], "threads": torch.get_num_threads(),
               "dtype": "float32"}  # fmt: skip
     if origin := getattr(plain, ORIGIN, None):
         config[DEQUANTIZED] = {"What the runs start from": origin}
-    record = Record(
-        kind="real-model-steps", values={"rows": rows}, config=config, seconds=time.perf_counter() - started
-    )
-    CONSOLE.print(f"written: {record.save(chosen.output, 'steps')}")
+    return {"values": {"rows": rows}, "config": config}
 
 
 if __name__ == "__main__":
-    main()
+    options = {"study": "folder of a study of antiphase upcycle", "--rounds": 5}
+    script(__doc__, "real-model-steps", measure, options, name="steps")

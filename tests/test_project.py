@@ -249,11 +249,11 @@ def test_the_workflow_runs_the_entry_point_on_the_tested_python_and_marks_the_ot
 
 def test_packages_that_tests_of_trainers_need_are_installed_for_them():
     """In the development environment these tests are skipped; ``make full`` has a step with the packages."""
-    companions = runpy.run_path(str(ROOT / "tools/companions.py"))
-    tests = "".join((ROOT / file).read_text(encoding="utf-8") for file in companions["TESTS"])
+    companions = runpy.run_path(str(ROOT / "tools/environments.py"))
+    tests = "".join((ROOT / file).read_text(encoding="utf-8") for file in companions["COMPANIONS_TESTS"])
     needed = set(re.findall(r'importorskip\("(trl|torchao|bitsandbytes|ray)', tests))
     assert needed == {"trl", "torchao", "bitsandbytes", "ray"}
-    assert needed <= {name.partition("[")[0] for name in companions["PACKAGES"]}
+    assert needed <= {name.partition("[")[0] for name in companions["COMPANIONS"]}
     full_run = runpy.run_path(str(ROOT / "tools/full_run.py"))
     assert "companions" in full_run["all_steps"]()
     record = Record.load(ROOT / "records/companions.json")
@@ -313,8 +313,8 @@ def test_failed_tests_are_run_again_and_the_record_keeps_what_was(monkeypatch):
 
 
 def test_every_floor_is_tested():
-    """``floors.py`` reads them all; its tests exist."""
-    floors = runpy.run_path(str(ROOT / "tools/floors.py"))
+    """``environments.py`` reads them all; its tests exist."""
+    floors = runpy.run_path(str(ROOT / "tools/environments.py"))
     found = floors["floors"]()
     assert {Requirement(line).name for line in PROJECT["dependencies"]} <= set(found)
     assert found["torch"] == "2.11"

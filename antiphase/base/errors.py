@@ -2,7 +2,8 @@
 text of strangers is shown in sentences and terminals.
 
 Fields have Python's names here. A text mentions one through ``named``, which marks it, so that who shows the text can
-name it otherwise: the command line has flags (``cli/naming.py``).
+name it otherwise: ``InputError(f"{named('data', 'book.txt')} is empty")`` reads ``data book.txt is empty`` in Python
+and ``--data book.txt is empty`` on the command line, which sets ``naming_fields`` (``cli/naming.py``).
 """
 
 from __future__ import annotations
@@ -22,52 +23,8 @@ NO_MEMORY = re.compile(r"can't allocate memory|out of memory|[Ss]torage size cal
                        r"integer multiplication overflow|Overflow when unpacking long")  # fmt: skip
 """In torch's errors about tensors that no memory can hold; on a CPU they have no class of their own."""
 
-CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What makes a terminal do something else than show a letter: all control characters but the tab and the new line,
-marks of direction, separators of lines, halves of pairs."""
 
-
-_MARK = re.compile("\ufdd0([^\ufdd0-\ufdd2]*)(?:\ufdd2([^\ufdd0-\ufdd2]*))?\ufdd1")
-"""A field in a text, and what was given for it, between characters that Unicode keeps free for such uses."""
-_HEAD = re.compile(f"{_MARK.pattern}(?:: |(?=[ ,]))")
-_naming: Callable[[str], str] = str
-
-
-def named(field: str, path: str | Path | None = None) -> str:
-    """A field in the text of an error, and the path or name that was given for it, or nothing where there is no field.
-
-    Args:
-        field: an argument's name, or that of a setting in a file, which no naming changes: ``training.start_from``,
-            or ``.data`` if it stands in no section.
-    """
-    given = "" if path is None else "\ufdd2" + re.sub("[\ufdd0-\ufdd2]", "\ufffd", str(path))
-    return f"\ufdd0{field}{given}\ufdd1"
-
-
-def worded(text: str) -> str:
-    """A text with its fields as they are named where it is shown."""
-    return _MARK.sub(lambda found: _place(found[1], found[2]), text)
-
-
-def _place(field: str | None, path: str | None) -> str:
-    known = [] if not field else [field.removeprefix(".") if "." in field else _naming(field)]
-    return " ".join(known if path is None else [*known, path])
-
-
-def _sentence(head: str, problem: str, remedy: str) -> str:
-    continued = problem if not head or problem[:1] in (" ", ",", "") else f": {problem}"
-    return f"{head}{continued}{remedy and f'; {remedy}'}".lstrip(" ")
-
-
-@contextmanager
-def naming_fields(naming: Callable[[str], str]) -> Iterator[None]:
-    """Have ``naming`` say how errors name their fields: all of this process, also those that were raised before."""
-    global _naming
-    before, _naming = _naming, naming
-    try:
-        yield
-    finally:
-        _naming = before
+# ------------------------------------------------------------------------------ the errors
 
 
 class InputError(ValueError):
@@ -141,6 +98,77 @@ class Interrupted(Exception):  # noqa: N818 – not a failure: the work can be r
     """Ctrl-C, a termination signal or the end of torchrun stopped the work; finished parts are in a checkpoint."""
 
 
+@contextmanager
+def renamed(fields: Mapping[str, str]) -> Iterator[None]:
+    """Give fields of errors the names under which this caller was given them."""
+    try:
+        yield
+    except InputError as error:
+        error.rename(fields)
+        raise
+
+
+@contextmanager
+def within(field: str, path: str | Path) -> Iterator[None]:
+    """Errors of what a file holds, as errors of this file: ``FIELD PATH: FIELD PATH: problem; remedy``."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(error.marked, field=field, path=path) from error
+
+
+# -------------------------------------------------------------------- fields within their texts
+
+_MARK = re.compile("\ufdd0([^\ufdd0-\ufdd2]*)(?:\ufdd2([^\ufdd0-\ufdd2]*))?\ufdd1")
+"""A field in a text, and what was given for it, between characters that Unicode keeps free for such uses."""
+_HEAD = re.compile(f"{_MARK.pattern}(?:: |(?=[ ,]))")
+_naming: Callable[[str], str] = str
+
+
+def named(field: str, path: str | Path | None = None) -> str:
+    """A field in the text of an error, and the path or name that was given for it, or nothing where there is no field.
+
+    Args:
+        field: an argument's name, or that of a setting in a file, which no naming changes: ``training.start_from``,
+            or ``.data`` if it stands in no section.
+    """
+    given = "" if path is None else "\ufdd2" + re.sub("[\ufdd0-\ufdd2]", "\ufffd", str(path))
+    return f"\ufdd0{field}{given}\ufdd1"
+
+
+def worded(text: str) -> str:
+    """A text with its fields as they are named where it is shown."""
+    return _MARK.sub(lambda found: _place(found[1], found[2]), text)
+
+
+def _place(field: str | None, path: str | None) -> str:
+    known = [] if not field else [field.removeprefix(".") if "." in field else _naming(field)]
+    return " ".join(known if path is None else [*known, path])
+
+
+def _sentence(head: str, problem: str, remedy: str) -> str:
+    continued = problem if not head or problem[:1] in (" ", ",", "") else f": {problem}"
+    return f"{head}{continued}{remedy and f'; {remedy}'}".lstrip(" ")
+
+
+@contextmanager
+def naming_fields(naming: Callable[[str], str]) -> Iterator[None]:
+    """Have ``naming`` say how errors name their fields: all of this process, also those that were raised before."""
+    global _naming
+    before, _naming = _naming, naming
+    try:
+        yield
+    finally:
+        _naming = before
+
+
+# ------------------------------------------------------------ what strangers wrote, in a sentence
+
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What makes a terminal do something else than show a letter: all control characters but the tab and the new line,
+marks of direction, separators of lines, halves of pairs."""
+
+
 class _Short(reprlib.Repr):
     """Representations that a sentence has room for; they are formed no further than they are shown."""
 
@@ -161,7 +189,7 @@ class _Short(reprlib.Repr):
         return "{" + ", ".join([*shown, *(["..."] if len(value) > 10 else [])]) + "}"
 
 
-shown = _Short().repr
+brief = _Short().repr
 """``repr`` for messages: the beginning of a value that is long or deep."""
 
 
@@ -179,25 +207,6 @@ def complain(message: str) -> None:
 def is_lack_of_memory(error: BaseException) -> bool:
     """Whether memory could not be had, by Python, numpy or torch."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(NO_MEMORY.search(str(error))))
-
-
-@contextmanager
-def renamed(fields: Mapping[str, str]) -> Iterator[None]:
-    """Give fields of errors the names under which this caller was given them."""
-    try:
-        yield
-    except InputError as error:
-        error.rename(fields)
-        raise
-
-
-@contextmanager
-def within(field: str, path: str | Path) -> Iterator[None]:
-    """Errors of what a file holds, as errors of this file: ``FIELD PATH: FIELD PATH: problem; remedy``."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(error.marked, field=field, path=path) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

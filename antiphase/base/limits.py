@@ -11,7 +11,7 @@ from itertools import product
 from types import FrameType
 from typing import Any
 
-from antiphase.base.errors import InputError, shown
+from antiphase.base.errors import InputError, brief
 
 SECONDS = 3.0
 """Processor time for one template; the longest that are in use take milliseconds. A busy machine takes none of it."""
@@ -86,7 +86,7 @@ def check_depth(tree: Any, place: str) -> None:
             if "layers" in str(key) and isinstance(value, int) and value > LARGEST_DEPTH:
                 raise InputError(
                     f"{place}: its config.json cannot be used ({key} must be a whole number up to {LARGEST_DEPTH}, got "
-                    f"{shown(value)})"
+                    f"{brief(value)})"
                 )
             waiting.append(value)
 
@@ -98,7 +98,7 @@ def check_returned(config: Any) -> None:
     """
     for name in RETURNED:
         if not isinstance(getattr(config, name, None), bool | None):
-            raise TypeError(f"{name} must be true or false, got {shown(getattr(config, name))}")
+            raise TypeError(f"{name} must be true or false, got {brief(getattr(config, name))}")
 
 
 def check_special(model: Any, place: str) -> None:
@@ -111,4 +111,4 @@ def check_special(model: Any, place: str) -> None:
         value = getattr(one, name, None)
         listed = value if isinstance(value, list) else [] if value is None else [value]
         if not all(isinstance(token, int) and abs(token) < 1 << 31 for token in listed):
-            raise InputError(f"{place}: {name} in its configuration must be the number of a token, got {shown(value)}")
+            raise InputError(f"{place}: {name} in its configuration must be the number of a token, got {brief(value)}")

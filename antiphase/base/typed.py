@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from antiphase.base.errors import InputError, nearest, shown
+from antiphase.base.errors import InputError, brief, nearest
 
 T = TypeVar("T")
 LARGEST = 10**30
@@ -64,7 +64,7 @@ def _fields(kind: type[Any]) -> tuple[dict[str, Any], dict[str, dataclasses.Fiel
 def build(kind: type[T], tree: Any, path: str = "") -> T:
     """A dataclass from a mapping: types checked, unknown and missing keys refused with their full name."""
     if not isinstance(tree, Mapping):
-        raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {shown(tree)}")
+        raise InputError(f"{path or 'the settings'} must be a mapping of keys to values, got {brief(tree)}")
     hints, fields = _fields(typing.cast(Any, kind))  # a type is hashable, which mypy denies
     values = {}
     for key, value in tree.items():
@@ -95,15 +95,15 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
         return _coerce(inner, value, path)
     if origin is Literal:
         if value not in arguments:
-            raise InputError(f"{path} must be one of {', '.join(map(str, arguments))}, got {shown(value)}")
+            raise InputError(f"{path} must be one of {', '.join(map(str, arguments))}, got {brief(value)}")
         return value
     if origin in (list, Sequence):
         if not isinstance(value, list):
-            raise InputError(f"{path} must be a list, for example {path}=[1,2]; got {shown(value)}")
+            raise InputError(f"{path} must be a list, for example {path}=[1,2]; got {brief(value)}")
         return [_coerce(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value)]
     if origin is dict:
         if not isinstance(value, Mapping):
-            raise InputError(f"{path} must be a mapping, got {shown(value)}")
+            raise InputError(f"{path} must be a mapping, got {brief(value)}")
         return {str(key): _coerce(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, path)
@@ -113,15 +113,15 @@ def _coerce(hint: Any, value: Any, path: str) -> Any:
         except (ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise InputError(f"{path} must be a number, got {shown(value)}")
+            raise InputError(f"{path} must be a number, got {brief(value)}")
         return number
     if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return shown(value) if isinstance(value, int) else str(value)
+        return brief(value) if isinstance(value, int) else str(value)
     if hint is int and isinstance(value, int) and not isinstance(value, bool) and abs(value) >= LARGEST:
-        raise InputError(f"{path} must have at most 30 digits, got {shown(value)}")
+        raise InputError(f"{path} must have at most 30 digits, got {brief(value)}")
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise InputError(f"{path} must be {words.get(hint, hint)}, got {shown(value)}")
+        raise InputError(f"{path} must be {words.get(hint, hint)}, got {brief(value)}")
     return value
 
 

@@ -14,7 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from antiphase.attention.hooks import refuse_encoder_decoder
-from antiphase.base.errors import InputError, nearest, shown
+from antiphase.base.errors import InputError, brief, nearest
 from antiphase.base.files import read_json
 from antiphase.base.records import write_atomically
 from antiphase.base.tables import Shown, Table, columns_of
@@ -64,7 +64,7 @@ class CalibrationPlan(Shown):
         if not 0 < self.beta <= 1:
             raise InputError(f"beta must be above 0 and at most 1, got {self.beta}")
         if not isinstance(self.heads, Mapping):
-            raise InputError(f"heads must be a mapping of layers to lists of heads, got {shown(self.heads)}")
+            raise InputError(f"heads must be a mapping of layers to lists of heads, got {brief(self.heads)}")
         found = {}
         for layer, maps in self.heads.items():
             numbers = [int(layer), *map(int, maps)]

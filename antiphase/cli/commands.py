@@ -103,11 +103,11 @@ class _Option:
     def _shown(self) -> bool | str:
         """The default as the help shows it."""
         default = self.field.default
-        text = self.flag.shown if self.flag.shown is not None else self._text(default)
+        text = self.flag.default_text if self.flag.default_text is not None else self._text(default)
         if self.field.name in self.quick:
             return f"{text}, --quick {self._text(self.quick[self.field.name])}"
-        if self.flag.shown is not None:
-            return self.flag.shown or False
+        if self.flag.default_text is not None:
+            return self.flag.default_text or False
         if self.is_repeated and self.flag.separated:
             return text
         return default not in (None, (), MISSING)

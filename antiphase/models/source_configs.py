@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
 
-from antiphase.base.errors import InputError, named, shown
+from antiphase.base.errors import InputError, brief, named
 from antiphase.models.configuration import unknown_fields
 
 DIFF_MLX_WEIGHTS = "latest.safetensors"
@@ -43,7 +43,7 @@ class SourceConfig(PreTrainedConfig):
         """
         for name in unknown_fields(type(self), kwargs):
             raise InputError(
-                f"{name}={shown(kwargs[name])} is no known field of models of type {self.model_type!r}, and may change "
+                f"{name}={brief(kwargs[name])} is no known field of models of type {self.model_type!r}, and may change "
                 "what they compute"
             )
         super().__init__(**kwargs)
@@ -141,7 +141,7 @@ class MotifConfig(SourceConfig):
         self.tie_word_embeddings, self.use_cache = tie_word_embeddings, use_cache
         self.pad_token_id, self.bos_token_id, self.eos_token_id = pad_token_id, bos_token_id, eos_token_id
         if rope_scaling is not None:
-            raise InputError(f"rope_scaling={shown(rope_scaling)} has no known meaning in models of type 'Motif'")
+            raise InputError(f"rope_scaling={brief(rope_scaling)} has no known meaning in models of type 'Motif'")
         super().__init__(**kwargs)
         self.rope_parameters = {"rope_type": "default", "rope_theta": rope_theta}
 
@@ -150,7 +150,7 @@ class MotifConfig(SourceConfig):
         """As in ``SourceConfig``; refuses Motif-3 by the field that tells it apart."""
         if config_dict.get("kv_lora_rank") is not None:
             raise InputError(
-                f"kv_lora_rank={shown(config_dict['kv_lora_rank'])} makes it a Motif-3, whose latent attention has no "
+                f"kv_lora_rank={brief(config_dict['kv_lora_rank'])} makes it a Motif-3, whose latent attention has no "
                 "counterpart here",
                 "Motif-2.6B and Motif-2-12.7B can be converted",
             )

@@ -16,7 +16,7 @@ from jinja2 import StrictUndefined
 
 from antiphase import cli
 from antiphase.base import files, trial
-from antiphase.base.errors import InputError, shown
+from antiphase.base.errors import InputError, brief
 from antiphase.base.files import parse_yaml
 from antiphase.base.folders.journal import Journal, append_line
 from antiphase.base.limits import BoundError, bounded_work
@@ -89,9 +89,9 @@ def test_a_yaml_file_of_megabytes_is_not_parsed(tmp_path, brief):
     ids=["text", "list", "deep", "number", "negative", "short"],
 )
 def test_long_values_are_shown_in_part(value):
-    assert 0 < len(shown(value)) < 1500
-    assert shown([1, 2]) == "[1, 2]"
-    assert shown({"b": 1, "a": "x"}) == "{'b': 1, 'a': 'x'}"
+    assert 0 < len(brief(value)) < 1500
+    assert brief([1, 2]) == "[1, 2]"
+    assert brief({"b": 1, "a": "x"}) == "{'b': 1, 'a': 'x'}"
 
 
 @pytest.mark.parametrize("value", [16**5000, 10**30, -(10**30)], ids=["long", "31 digits", "negative"])

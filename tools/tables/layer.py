@@ -8,7 +8,7 @@ from pathlib import Path
 
 from antiphase.base.records import Record
 from antiphase.lab.measures.retrieval_results import MapAllocation
-from antiphase.lab.studies.compare.shown import shown
+from antiphase.lab.studies.compare.reading import comparison_of
 from antiphase.layers.lambdas import lambda_init
 from tools.tables.evidence import runs_of
 
@@ -24,7 +24,7 @@ MAPS = (
 
 def demo_layers() -> list[list[str]]:
     """Attention of the demo's trained models by layer: mean over seeds, and their range."""
-    rows = [row for row in shown(_record("demo")).allocation if row.trained and row.depth is None]
+    rows = [row for row in comparison_of(_record("demo")).allocation if row.trained and row.depth is None]
     found = [["layer", "attention", *SPANS.values()]]
     for layer in sorted({row.layer for row in rows if isinstance(row.layer, int)}):
         for name, words, measure in MAPS:
@@ -62,7 +62,7 @@ def lambdas() -> list[list[str]]:
 
 def _of_record(name: str) -> list[Sequence[float | None]]:
     """λ of each run of a comparison that has a second map."""
-    return [run.lambdas for run in shown(_record(name)).runs if run.lambdas]
+    return [run.lambdas for run in comparison_of(_record(name)).runs if run.lambdas]
 
 
 def _mean_and_range(values: Sequence[float | None], *, signed: bool = False) -> str:

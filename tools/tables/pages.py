@@ -22,7 +22,7 @@ from antiphase.lab.lineage.commands.translate import tables as translation
 from antiphase.lab.lineage.studies.dependency.presentation import accuracies
 from antiphase.lab.pages.benchmarks import ratio_text
 from antiphase.lab.pages.tables import Table
-from antiphase.lab.studies.compare.shown import shown
+from antiphase.lab.studies.compare.reading import comparison_of
 from antiphase.lab.studies.reproduce.presentation import claims
 from antiphase.lab.studies.tune import Tune
 from antiphase.lab.studies.tune.presentation import end_of, threshold_of
@@ -263,7 +263,7 @@ def learning_rates(name: str) -> list[list[str]]:
 
 def demo_at_a_glance() -> list[list[str]]:
     """The first table of docs/results.md: numbers are from one seed unless the row says otherwise."""
-    found = shown(record("demo"))
+    found = comparison_of(record("demo"))
     arms = found.arms
     runs = {arm: sorted(found.runs_of(arm), key=lambda run: run.seed or 0) for arm in arms}
     chosen = [row for row in found.allocation if row.is_last]

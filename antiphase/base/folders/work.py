@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,23 @@ BROUGHT_BACK = "restore it, or choose another folder"
 """Remedy for a stored file that was changed."""
 REQUEST = "request.json"
 """Of a command: its settings, and digests of what it reads."""
+MAY_CHANGE = (
+    "device", "device_map", "parts", "description", "compare.processes", "training.threads", "training.mesh.replicate",
+    "training.mesh.shard", "training.mesh.context", "training.mesh.tensor", "training.micro_batch_size",
+    "training.gradient_checkpointing", "training.checkpoint_every", "training.hang_limit", "data.cache",
+    "data.tokenizer", "data.workers",
+)  # fmt: skip
+"""Settings that resumed work may change, by dotted names, a run's without ``run.``: of the results, they change the
+rounding at most. Contents of data, tokenizer and initial weights are checked by digests, and work that compares scores
+of several calls stores the kind of device.
+"""
 START_SETTING = "training.start_from"
 """Suffix of the setting that names the folder of the initial weights, whose contents are checked, not its path."""
+
+
+def may_change(name: str) -> bool:
+    """Whether resumed work may have another value of this setting."""
+    return name.removeprefix("run.") in MAY_CHANGE
 
 
 @dataclass(frozen=True)
@@ -73,9 +88,7 @@ class Resumable:
             self.begun(output, resume=resume)  # check again, because another process may have worked here meanwhile
             yield
 
-    def check_same(
-        self, output: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, free: Container[str] = ()
-    ) -> None:
+    def check_same(self, output: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         """
         Args:
             before, now: settings by name, at the beginning of the work and now.
@@ -84,7 +97,7 @@ class Resumable:
         Raises:
             InputError: other settings differ; the message names them.
         """
-        changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and name not in free]
+        changed = [name for name in {**before, **now} if before.get(name) != now.get(name) and not may_change(name)]
         # another command's flag that was not given says nothing
         changed = [name for name in changed if name in before.keys() & now.keys() or before.get(name) or now.get(name)]
         moved = {name for name in changed if name.endswith(START_SETTING) and before.get(name) and now.get(name)}
@@ -96,9 +109,6 @@ class Work:
     """The request of a command and the digests of its inputs, in a JSON file of its folder."""
 
     KIND = Resumable(REQUEST)
-    FREE = ("device", "device_map", "parts")
-    """Settings that may change: results do not depend on the number of parts, and work that compares scores of several
-    calls stores the kind of device."""
 
     def __init__(self, output: Path, request: Mapping[str, Any]) -> None:
         self.output, self.path, self.request = output, output / self.KIND.file, finite(request)
@@ -109,7 +119,7 @@ class Work:
             InputError: the folder holds something else, or ``resume`` is missing.
         """
         if self.KIND.begun(self.output, resume=resume):
-            self.KIND.check_same(self.output, self._kept()["request"], self.request, free=self.FREE)
+            self.KIND.check_same(self.output, self._kept()["request"], self.request)
 
     def begin(self, contents: Mapping[str, Any], changed: Mapping[str, str]) -> None:
         """Store the digests of the inputs, or check that they have not changed.

@@ -14,7 +14,7 @@ from antiphase.base.errors import InputError, Interrupted
 from antiphase.base.files import read_json
 from antiphase.base.folders.contents import check_model, keep_model
 from antiphase.base.folders.ownership import is_in_use, written_beside
-from antiphase.base.folders.work import REQUEST, Work
+from antiphase.base.folders.work import REQUEST, may_change
 from antiphase.base.records import Record
 from antiphase.base.typed import dotted
 from antiphase.lab.lineage.data.text_batches import EncodedTexts
@@ -195,7 +195,7 @@ def _check_config(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any
         InputError: they differ.
     """
     earlier, wanted = dotted(before), dotted(now)
-    changed = [name for name in wanted if name not in Work.FREE and earlier.get(name) != wanted[name]]
+    changed = [name for name in wanted if not may_change(name) and earlier.get(name) != wanted[name]]
     if changed:
         raise InputError(
             f"{folder} holds a run with other settings or texts than its study's ({', '.join(changed)}); remove that "

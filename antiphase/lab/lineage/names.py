@@ -23,7 +23,7 @@ SET_HELP = "FIELD=VALUE or MODEL.FIELD=VALUE, e.g. {}. Repeatable."
 
 def models_flag(default: Sequence[str] = CLASSIFIERS) -> Sequence[str]:
     """The settings field for the models that a study compares."""
-    return flag(f"{LIST}; default: all.", default=tuple(default), separated=True, shown="")
+    return flag(f"{LIST}; default: all.", default=tuple(default), separated=True, default_text="")
 
 
 def seeds_flag(*default: int) -> Sequence[int]:

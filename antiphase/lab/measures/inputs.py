@@ -12,8 +12,9 @@ from transformers.utils import cached_file
 from antiphase.base.errors import within
 from antiphase.base.files import reading
 from antiphase.base.folders.contents import file_digest, hash_of
+from antiphase.base.folders.work import may_change
 from antiphase.base.records import finite
-from antiphase.lab.settings.flags import Settings
+from antiphase.lab.settings.flags import Settings, flags_of
 from antiphase.lab.settings.presets import kept_run
 from antiphase.lab.text.corpora import fingerprint
 from antiphase.lab.text.prepare import wording
@@ -27,12 +28,9 @@ MODEL_FILES = {".safetensors", ".bin", ".json", ".txt", ".model", ".jinja", ".ya
 
 
 def inputs_of(settings: Settings, contents: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by their flags, and digests of contents.
-
-    Devices are omitted, because results do not depend on them.
-    """
-    named = settings.by_flag().items()
-    return {word: value for word, value in named if word not in ("--device", "--device-map")} | dict(contents)
+    """Settings by their flags, without those that resumed work may change, and digests of contents."""
+    kept = {own.name: getattr(settings, name) for name, own in flags_of(settings).items() if not may_change(name)}
+    return kept | dict(contents)
 
 
 def model_content(name: str) -> str:

@@ -51,7 +51,7 @@ class Section:
     paragraphs: list[str]
     main_tables: list[Table]
     sentences: list[str]
-    verdict: str
+    finding: str
     figures: list[PageFigure]
     leading: int
     provenance: Table
@@ -139,7 +139,7 @@ def _section(record: Record, anchor: str) -> Section:
         paragraphs=[*words_for(presentation.introduction, record).splitlines(), *record.origins()],
         main_tables=first,
         sentences=list(presentation.sentences(record)),
-        verdict=presentation.verdict(record),
+        finding=presentation.finding(record),
         figures=drawn,
         leading=presentation.leading,
         provenance=tables.provenance(record),

@@ -69,7 +69,7 @@ class Presentation:
     """In the order of display; the page gives each its colour."""
     sentences: Callable[[Record], Sequence[str]] = lambda record: ()
     """What was found, ready to read."""
-    verdict: Callable[[Record], str] = lambda record: ""
+    finding: Callable[[Record], str] = lambda record: ""
     page: Callable[[Sequence[Record], Path], Path] | None = None
     """Writes the page that records of this kind alone have; None: a report."""
     further: Callable[[Record, Path], Sequence[Record]] = lambda record, output: ()

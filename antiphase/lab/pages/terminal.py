@@ -26,7 +26,7 @@ GAP = 3
 
 
 def print_summary(record: Record, console: Console) -> None:
-    """The tables to read first, the sentences of a comparison and its verdict."""
+    """The tables to read first, the sentences of a comparison and its finding."""
     # Text, never str: rich would read the brackets of "81 % [79–83]" as markup.
     for table in main_tables(record):
         for part in drawn_parts(table, console.width):
@@ -34,8 +34,8 @@ def print_summary(record: Record, console: Console) -> None:
     presentation = presentation_of(record.kind)
     for sentence in [*record.origins(), *presentation.sentences(record)]:
         console.print(Padding(Text(f"• {sentence}"), (0, 0, 0, 1)))
-    if verdict := presentation.verdict(record):
-        console.print(Padding(Text(verdict), (1, 0, 0, 1)))
+    if finding := presentation.finding(record):
+        console.print(Padding(Text(finding), (1, 0, 0, 1)))
 
 
 def drawn_parts(table: Table, width: int) -> Iterator[RichTable]:

@@ -34,7 +34,7 @@ class Flag:
     """Whether a comma-separated list may also be given by repeating the flag."""
     ranges: bool = False
     """Whether ``2-4`` means 2, 3, 4 in a list of whole numbers."""
-    shown: str | None = None
+    default_text: str | None = None
     """Text that the help shows instead of the default."""
     allows_duplicates: bool = False
     """Whether such a list may contain duplicates."""
@@ -136,7 +136,3 @@ class Settings:
         """
         for name, own in flags_of(self).items():
             own.check(getattr(self, name))
-
-    def by_flag(self) -> dict[str, Any]:
-        """Values by their names on the command line."""
-        return {own.name: getattr(self, name) for name, own in flags_of(self).items()}

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError, named, nearest, shown
+from antiphase.base.errors import InputError, brief, named, nearest
 from antiphase.base.files import parse_yaml, read_yaml
 from antiphase.base.typed import assign, build, check_bounds, dotted, section
 from antiphase.lab.settings.arms import ARMS
@@ -398,7 +398,7 @@ def _check_compare(compare: CompareSettings) -> None:
     if not compare.seeds or len(set(compare.seeds)) != len(compare.seeds):
         raise InputError(f"--seeds must be different whole numbers, got {compare.seeds}")
     if any(not SEEDS[0] <= seed <= SEEDS[1] for seed in compare.seeds):
-        raise InputError(f"--seeds must lie between {SEEDS[0]} and {SEEDS[1]}, got {shown(compare.seeds)}")
+        raise InputError(f"--seeds must lie between {SEEDS[0]} and {SEEDS[1]}, got {brief(compare.seeds)}")
     if not 0 <= compare.threshold < 1:
         raise InputError(f"compare.threshold must be at least 0 and below 1, got {compare.threshold}")
     if compare.processes is not None and compare.processes < 1:

@@ -30,14 +30,12 @@ from antiphase.lab.text.retrieval import RetrievalTask
 from antiphase.lab.training.checkpoint import checkpoints
 from antiphase.lab.training.execution.executor import Executor
 from antiphase.lab.training.execution.local import LOCAL
-from antiphase.lab.training.run_folder import WITHOUT_EFFECT, check_run_of, run_record
+from antiphase.lab.training.run_folder import check_run_of, run_record
 from antiphase.lab.training.run_model import check_settings
 from antiphase.models.checkpoints import Checkpoint
 
 SETTINGS = "compare.yaml"
 STUDY = Resumable.named("study", SETTINGS)
-MAY_CHANGE = ("run.description", "compare.processes", *(f"run.{name}" for name in WITHOUT_EFFECT))
-"""Settings that a resumed study may change: they change no result beyond rounding."""
 
 Change = Callable[[RunSettings], RunSettings]
 
@@ -146,7 +144,7 @@ class Grid:
         """
         if STUDY.begun(self.output, resume=resume):
             before, now = dotted(self._kept()), dotted(yaml.safe_load(self._text()))
-            STUDY.check_same(self.output, before, now, free=MAY_CHANGE)
+            STUDY.check_same(self.output, before, now)
 
     def _paths(self) -> list[str]:
         """Files and folders on this machine that the runs will read."""

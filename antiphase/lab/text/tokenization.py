@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from antiphase.base.errors import InputError, shown
+from antiphase.base.errors import InputError, brief
 from antiphase.base.templates import UNUSABLE
 from antiphase.base.trial import tried
 from antiphase.lab.text.pieces import pieces
@@ -95,7 +95,7 @@ def check_vocabulary(size: int) -> None:
         InputError: no trainer has the memory for so many entries.
     """
     if size > LARGEST_VOCABULARY:
-        raise InputError(f"data.vocabulary_size must be at most {LARGEST_VOCABULARY}, got {shown(size)}")
+        raise InputError(f"data.vocabulary_size must be at most {LARGEST_VOCABULARY}, got {brief(size)}")
 
 
 def id_count(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -201,7 +201,7 @@ def opening_of_page(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     if (token := tokenizer.init_kwargs[PAGE_OPENING]) == "":
         return ()
     if token not in tokenizer.all_special_tokens:
-        raise InputError(f"tokenizer_config.json: {PAGE_OPENING} is {shown(token)}, which is no special token of it")
+        raise InputError(f"tokenizer_config.json: {PAGE_OPENING} is {brief(token)}, which is no special token of it")
     return (tokenizer.all_special_ids[tokenizer.all_special_tokens.index(token)],)
 
 

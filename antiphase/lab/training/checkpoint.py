@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from antiphase.base.errors import InputError, shown
+from antiphase.base.errors import InputError, brief
 from antiphase.base.files import reading
 from antiphase.base.folders.contents import file_digest, hash_of
 from antiphase.base.folders.ownership import written_beside
@@ -232,7 +232,7 @@ def _manifest(source: Path, tree: dict[str, Any]) -> Manifest:
     """
     if tree.get("format") not in (FORMAT, DIVIDED):
         raise InputError(
-            f"{source} is of format {shown(tree.get('format'))}, and this version reads {FORMAT} and {DIVIDED}"
+            f"{source} is of format {brief(tree.get('format'))}, and this version reads {FORMAT} and {DIVIDED}"
         )
     try:
         manifest = build(Manifest, tree)

@@ -14,7 +14,7 @@ from antiphase.base.files import parse_json, read_text, reading
 from antiphase.base.folders.contents import START, TEXT, hash_of
 from antiphase.base.folders.holders import confirm_held
 from antiphase.base.folders.ownership import make_folder
-from antiphase.base.folders.work import BROUGHT_BACK, START_SETTING, Resumable
+from antiphase.base.folders.work import BROUGHT_BACK, START_SETTING, Resumable, may_change
 from antiphase.base.records import Record, finite, write_atomically, writing
 from antiphase.base.typed import build, dotted
 from antiphase.lab.settings.presets import RunSettings, kept_run, to_yaml
@@ -31,14 +31,6 @@ RUN_KEY, RUN_DIGITS = "run", 16
 TAIL = 1 << 16
 """Bytes of a log that are read at a time from its end."""
 RUN = Resumable.named("run", SETTINGS)
-WITHOUT_EFFECT = (
-    "training.threads", "training.mesh.replicate", "training.mesh.shard", "training.mesh.context",
-    "training.mesh.tensor", "training.micro_batch_size", "training.gradient_checkpointing", "training.checkpoint_every",
-    "training.hang_limit", "data.cache", "data.tokenizer", "data.workers", "description",
-)  # fmt: skip
-"""Settings that a resumed run may change: of the results, they change the rounding at most. Contents of data, tokenizer
-and initial weights are checked by digests.
-"""
 
 
 def open_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
@@ -58,7 +50,7 @@ def check_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
     """Raise the errors of ``open_run`` without writing anything."""
     if RUN.begun(folder, resume=resume):
         before = kept_run(folder / SETTINGS, field="output")
-        RUN.check_same(folder, dotted(asdict(before)), dotted(asdict(settings)), free=WITHOUT_EFFECT)
+        RUN.check_same(folder, dotted(asdict(before)), dotted(asdict(settings)))
 
 
 def run_digest(folder: Path) -> str:
@@ -86,13 +78,13 @@ def _given(settings: Any, prefix: str = "") -> dict[str, Any]:
         default = field.default_factory() if field.default_factory is not MISSING else field.default
         if is_dataclass(value):
             found |= _given(value, f"{name}.")
-        elif value != default and name not in WITHOUT_EFFECT:
+        elif value != default and not may_change(name):
             found[name] = value
     return found
 
 
 def _of_results(settings: RunSettings) -> dict[str, Any]:
-    return {name: value for name, value in sorted(dotted(asdict(settings)).items()) if name not in WITHOUT_EFFECT}
+    return {name: value for name, value in sorted(dotted(asdict(settings)).items()) if not may_change(name)}
 
 
 def run_record(folder: Path) -> Record:

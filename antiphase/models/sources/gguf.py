@@ -26,7 +26,7 @@ from transformers.modeling_gguf_pytorch_utils import (
     get_gguf_hf_weights_map,
 )
 
-from antiphase.base.errors import InputError, named, shown
+from antiphase.base.errors import InputError, brief, named
 from antiphase.base.files import reading
 from antiphase.base.limits import LARGEST_DEPTH
 
@@ -159,7 +159,7 @@ def _check_sizes(metadata: Mapping[str, Any], place: str) -> None:
         most = LARGEST_DEPTH if key.endswith(".block_count") else LARGEST
         is_one = isinstance(value, int) and 0 <= value <= most
         if key.endswith(SIZES) and not isinstance(value, Array) and not is_one:
-            raise InputError(f"{place}: {key} must be a whole number from 0 to {most}, got {shown(value)}")
+            raise InputError(f"{place}: {key} must be a whole number from 0 to {most}, got {brief(value)}")
 
 
 def _check_heads(architecture: str, metadata: Mapping[str, Any], place: str) -> None:
@@ -191,7 +191,7 @@ def _check_specials(metadata: Mapping[str, Any], place: str) -> None:
             isinstance(number, int) and 0 <= number < words.length
         ):  # fmt: skip
             raise InputError(
-                f"{place}: {key} must be the number of one of its {words.length:,} words, got {shown(number)}",
+                f"{place}: {key} must be the number of one of its {words.length:,} words, got {brief(number)}",
                 "download or copy the file again",
             )
 
@@ -235,7 +235,7 @@ def check_splits(header: GgufHeader, place: str) -> None:
     rule = header.metadata.get("tokenizer.ggml.pre")
     if header.metadata.get("tokenizer.ggml.model") == "gpt2" and rule is not None and rule not in SPLITS:
         raise InputError(
-            f"{place}: its tokenizer cuts texts by the rule {shown(rule)}, which this version of transformers does "
+            f"{place}: its tokenizer cuts texts by the rule {brief(rule)}, which this version of transformers does "
             "not read from GGUF files",
             "give the model's folder of safetensors",
         )

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, dtype
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from antiphase.base.errors import InputError, named, shown
+from antiphase.base.errors import InputError, brief, named
 from antiphase.base.files import read_json
 from antiphase.base.limits import check_depth, check_returned, check_special
 from antiphase.models.sources.failures import asking_hub, loading, usable_config
@@ -60,7 +60,7 @@ def read_config(name: str, *, field: str) -> PreTrainedConfig:
         if not isinstance(config.architectures, list | None):
             raise TypeError(f"architectures must be a list of names, got {config.architectures!r}")
         if "/" in str(config._attn_implementation):  # transformers would fetch and run it
-            raise ValueError(f"the attention {shown(config._attn_implementation)} is code of the Hub, never run here")
+            raise ValueError(f"the attention {brief(config._attn_implementation)} is code of the Hub, never run here")
         check_returned(config)
         if not isinstance(config.dtype, dtype | None):
             raise TypeError(f"dtype must be the name of a type, got {config.dtype!r}")

@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from antiphase.base.errors import InputError, named, shown
+from antiphase.base.errors import InputError, brief, named
 from antiphase.base.files import read_json
 from antiphase.models.sources.failures import loading
 from antiphase.models.sources.folders import check_files, is_local
@@ -80,7 +80,7 @@ def _check_numbers(folder: Path, field: str) -> None:
                 waiting += value.items()
             elif isinstance(value, int | float) and value > LARGEST and name != "model_max_length":
                 raise InputError(
-                    f"{name} must be at most {LARGEST}, got {shown(value)}", remedy, field=field, path=folder / file
+                    f"{name} must be at most {LARGEST}, got {brief(value)}", remedy, field=field, path=folder / file
                 )
 
 

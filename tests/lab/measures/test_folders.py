@@ -18,6 +18,7 @@ from antiphase.base.errors import InputError
 from antiphase.base.records import Record, finite
 from antiphase.cli.commands import command_of
 from antiphase.lab.catalog import every, measurement_of, measurements
+from antiphase.lab.measures.inputs import inputs_of
 from antiphase.lab.measures.long_context import LongContext, LossAt
 from antiphase.lab.measures.perplexity.measure import held_out_perplexity
 from antiphase.lab.measures.result import Result
@@ -221,9 +222,9 @@ def test_a_command_reads_every_kind_of_flag():
     )  # fmt: skip
     assert given["resume"]
     settings.check()
-    assert settings.by_flag() == {
+    assert inputs_of(settings, {"text": "abc"}) == {
         "MODEL": "M", "--data": ["a", "b"], "--sizes": [7, 8], "--shares": [0.5, 1.0],
-        "--layers": [2, 3, 4, 7], "--way": "fast", "--most-words": 3, "--loud": True, "--seed": 9,
+        "--layers": [2, 3, 4, 7], "--way": "fast", "--most-words": 3, "--loud": True, "--seed": 9, "text": "abc",
     }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from antiphase.lab.measures.hallucination.judges import (
     EndpointJudge,
     LocalJudge,
     judge_control,
-    verdict,
+    yes_or_no,
 )
 from antiphase.lab.scoring.beginnings import shared_beginning
 from antiphase.lab.scoring.loading import LoadedModel
@@ -266,7 +266,7 @@ def test_the_identity_of_a_judge_holds_no_key():
     ("nothing", None), ("{}", None), ("maybe yes or", None),
 ])  # fmt: skip
 def test_only_a_clear_yes_or_no_is_a_verdict(text, expected):
-    assert verdict(text) is expected
+    assert yes_or_no(text) is expected
 
 
 @pytest.fixture
@@ -344,7 +344,7 @@ def test_a_text_is_read_once_for_successive_questions_about_it(kind, local, text
 def test_a_local_model_without_a_preference_gives_no_verdict(local, monkeypatch):
     monkeypatch.setattr(judges, "NO", "Yes")
     (answer,) = LocalJudge(local(), fingerprint="w").answers(["so?"])
-    assert (verdict(answer.text), answer.log_odds) == (None, 0.0)
+    assert (yes_or_no(answer.text), answer.log_odds) == (None, 0.0)
 
 
 def test_a_question_that_the_local_model_cannot_read_is_unanswered(local):

@@ -14,7 +14,7 @@ from antiphase.lab.measures import retrieval_presentation
 from antiphase.lab.measures.perplexity.presentation import losses
 from antiphase.lab.pages import summary, tables, write_report
 from antiphase.lab.studies.compare import tables as trained
-from antiphase.lab.studies.compare.shown import retrieval_of, shown
+from antiphase.lab.studies.compare.reading import comparison_of, retrieval_of
 from support.paths import ROOT
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
@@ -72,21 +72,21 @@ def test_every_table_stands_on_the_page(comparison, both):
     found = [
         *summary.main_tables(comparison),
         *(
-            trained.comparison(shown(comparison)),
-            trained.runs_table(shown(comparison)),
-            trained.curve_table(shown(comparison)),
+            trained.comparison(comparison_of(comparison)),
+            trained.runs_table(comparison_of(comparison)),
+            trained.curve_table(comparison_of(comparison)),
         ),
         *(
             retrieval_presentation.needle_summary(retrieval_of(comparison)),
             retrieval_presentation.needle_cells(retrieval_of(comparison)),
-            losses(shown(comparison).perplexity),
+            losses(comparison_of(comparison).perplexity),
         ),
         *(
             retrieval_presentation.allocation(retrieval_of(comparison)),
             retrieval_presentation.allocation(retrieval_of(comparison), by_layer=True),
         ),
         *(tables.settings(comparison), tables.environment(comparison), tables.provenance(comparison)),
-        trained.by_layer(shown(comparison), lambda run: run.gradient_norms, ""),
+        trained.by_layer(comparison_of(comparison), lambda run: run.gradient_norms, ""),
     ]
     for table in found:
         assert [column.name for column in table.columns] in page.rows

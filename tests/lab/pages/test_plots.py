@@ -17,7 +17,7 @@ from antiphase.lab.measures import retrieval_presentation
 from antiphase.lab.pages import figures, plots
 from antiphase.lab.pages.html import write_page
 from antiphase.lab.studies.compare import figures as trained
-from antiphase.lab.studies.compare.shown import retrieval_of
+from antiphase.lab.studies.compare.reading import retrieval_of
 
 
 def numbers(data):

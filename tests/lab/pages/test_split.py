@@ -8,7 +8,7 @@ from rich.console import Console
 from antiphase.base.records import Record
 from antiphase.lab.pages import terminal, write_report
 from antiphase.lab.studies.ablations.presentation import losses, slices
-from antiphase.lab.studies.compare.shown import sentences, shown
+from antiphase.lab.studies.compare.reading import comparison_of, sentences
 from antiphase.lab.studies.compare.tables import comparison, headline
 from antiphase.lab.studies.reproduce import presentation as reproduction
 from antiphase.lab.studies.tune import Tune
@@ -37,7 +37,7 @@ def test_models_that_learned_or_did_not_are_counted_everywhere(demo, tmp_path):
 
 
 def test_each_row_of_the_headline_says_what_its_numbers_are(demo):
-    table = headline(shown(demo))
+    table = headline(comparison_of(demo))
     rows = {row[0]: row[1:] for row in table.text()}
     assert not any(name.startswith("Median") for name in rows)
     kinds = ("median", "seeds that learned", "Parameters", "Guess rate")
@@ -51,7 +51,7 @@ def test_each_row_of_the_headline_says_what_its_numbers_are(demo):
 
 
 def test_numbers_in_full_have_no_mean_over_two_kinds_of_models(demo):
-    table = comparison(shown(demo))
+    table = comparison(comparison_of(demo))
     names = [column.name for column in table.columns]
     for row in table.text():
         cells = dict(zip(names, row, strict=True))

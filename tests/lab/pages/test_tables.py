@@ -13,11 +13,11 @@ from antiphase.lab.measures import retrieval_presentation
 from antiphase.lab.measures.perplexity.presentation import losses
 from antiphase.lab.pages import benchmarks, html, summary, tables, terminal
 from antiphase.lab.studies.compare import tables as trained
-from antiphase.lab.studies.compare.shown import retrieval_of, sentences, shown
+from antiphase.lab.studies.compare.reading import comparison_of, retrieval_of, sentences
 
 
 def cells(record, measure):
-    table = trained.headline(shown(record))
+    table = trained.headline(comparison_of(record))
     return next(row[1:] for row in table.text() if row[0].startswith(measure))
 
 
@@ -52,14 +52,16 @@ def test_headline_holds_the_records_numbers(comparison):
     assert cells(comparison, "Parameters") == ["1,234,567", "1,234,567"]
     seeds = len(comparison.seeds)
     assert cells(comparison, "Peak memory of the process") == [f"{20 + seeds - 1} [20–{18 + 2 * seeds}]"] * 2
-    assert not any(row[0].startswith("Peak memory on the GPU") for row in trained.headline(shown(comparison)).rows)
+    assert not any(
+        row[0].startswith("Peak memory on the GPU") for row in trained.headline(comparison_of(comparison)).rows
+    )
     assert cells(comparison, "Guess rate") == ["12.5 %", "12.5 %"]
     untrained = cells(comparison, "Needle accuracy, untrained")
     assert untrained == ["12.5 % [7.5–16.5]", "12.5 % [7.5–16.5]"]
 
 
 def test_headline_reads_the_grid_at_the_training_number_of_needles(grid_comparison):
-    table = trained.headline(shown(grid_comparison))
+    table = trained.headline(comparison_of(grid_comparison))
     rows = [row[0] for row in table.rows if row[0].startswith("Needle accuracy")]
     assert len(rows) == 2
     assert all("8 needles" in row for row in rows)
@@ -91,14 +93,14 @@ def test_runs_in_two_precisions_are_named(comparison):
     for precisions, said in ((["bfloat16"], ""), (["bfloat16", "float32"], "in bfloat16 and float32")):
         for place, row in enumerate(comparison.values["runs"]):
             row["precision"] = precisions[place % len(precisions)]
-        note = trained.runs_table(shown(comparison)).note
+        note = trained.runs_table(comparison_of(comparison)).note
         assert said in note
         assert bool(note) == bool(said)
 
 
 def test_every_table_has_as_many_cells_as_columns(comparison, grid_comparison, awkward):
     for record in (comparison, grid_comparison, awkward):
-        numbers, retrieval = shown(record), retrieval_of(record)
+        numbers, retrieval = comparison_of(record), retrieval_of(record)
         found = [make(numbers) for make in (trained.headline, trained.comparison, trained.runs_table)]
         found += [
             make(retrieval) for make in (retrieval_presentation.needle_summary, retrieval_presentation.needle_cells)
@@ -147,7 +149,7 @@ def test_knock_outs_are_means_over_seeds_with_their_range(comparison):
 
 def test_long_curves_are_shortened_and_say_so(comparison):
     comparison.values["runs"][0]["curve"] = [{"step": step, "loss": 1.0} for step in range(5000)]
-    table = trained.curve_table(shown(comparison))
+    table = trained.curve_table(comparison_of(comparison))
     assert len(table.rows) <= trained.LARGEST_CURVE
     assert "Shortened" in table.note
 

@@ -25,7 +25,7 @@ from antiphase.lab.studies.calibrate.cells import Cells, LabelScores
 from antiphase.lab.studies.calibrate.confirm import PRIMARY
 from antiphase.lab.studies.calibrate.confirm import measure as confirming
 from antiphase.lab.studies.calibrate.confirm import outcomes as resampling
-from antiphase.lab.studies.calibrate.confirm.outcomes import outcomes, verdict
+from antiphase.lab.studies.calibrate.confirm.outcomes import finding, outcomes
 from antiphase.lab.text.tasks.tasks import load_task
 from support.records import values
 
@@ -242,7 +242,7 @@ def test_tasks_outside_of_the_primary_measure_are_secondary():
 )  # fmt: skip
 def test_verdicts(gain, p, p_random, heads, words):
     primary = {"gain": gain, "gain_interval": [gain - 0.01, gain + 0.01], "p": p, "samples": 3000}
-    assert words in verdict(primary, p_random, heads)
+    assert words in finding(primary, p_random, heads)
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ class Judge(Protocol):
         """Yield an answer to each question in order, as soon as it is available."""
 
 
-def verdict(text: str | None) -> bool | None:
+def yes_or_no(text: str | None) -> bool | None:
     """Yes or no if the answer's first or last word says so and the other does not contradict it; else None."""
     found = re.findall(r"[^\W_]+", (text or "").lower())
     ends = {word for word in (found[0], found[-1]) if word in ("yes", "no")} if found else set()
@@ -177,8 +177,8 @@ def judge_control(right: Sequence[Answer], wrong: Sequence[Answer]) -> JudgeCont
     texts = len(right) + len(wrong)
     if not right or not wrong:
         return None
-    hits = sum(verdict(answer.text) is True for answer in right)
-    hits += sum(verdict(answer.text) is False for answer in wrong)
+    hits = sum(yes_or_no(answer.text) is True for answer in right)
+    hits += sum(yes_or_no(answer.text) is False for answer in wrong)
     area, interval = _area(right, wrong)
     return JudgeControl(
         texts=texts, accuracy=hits / texts, interval=list(wilson_interval(hits, texts)), auc=area, auc_interval=interval

@@ -40,7 +40,14 @@ from antiphase.lab.measures.hallucination.items import (
     write,
     wrong_references,
 )
-from antiphase.lab.measures.hallucination.judges import Answer, EndpointJudge, Judge, LocalJudge, judge_control, verdict
+from antiphase.lab.measures.hallucination.judges import (
+    Answer,
+    EndpointJudge,
+    Judge,
+    LocalJudge,
+    judge_control,
+    yes_or_no,
+)
 from antiphase.lab.measures.parts import silent
 from antiphase.lab.scoring.lengths import context_length
 from antiphase.lab.scoring.loading import (
@@ -389,7 +396,7 @@ def _judged(
             found = []
             heard = [Answer("") if question is None else known[question] for question in each]
             for item, text, question, answer in zip(system.items, system.outputs, each, heard, strict=True):
-                decided = False if question is None else verdict(answer.text)
+                decided = False if question is None else yes_or_no(answer.text)
                 if decided is None:
                     reasons[answer.reason or NONSENSE] += 1
                 found.append(decided)

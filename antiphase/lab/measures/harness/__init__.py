@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError, shown
+from antiphase.base.errors import InputError, brief
 from antiphase.base.files import one_line
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.settings import DrawnSettings, chat_flag, seed_flag
@@ -75,9 +75,9 @@ class HarnessSettings(DrawnSettings):
         try:
             found = json.loads(self.metadata or "{}")
         except (ValueError, RecursionError) as error:
-            raise InputError(f"--metadata is no JSON ({one_line(error)}), got {shown(self.metadata)}") from None
+            raise InputError(f"--metadata is no JSON ({one_line(error)}), got {brief(self.metadata)}") from None
         if not isinstance(found, dict):
-            raise InputError(f"--metadata must be a JSON object, got {shown(self.metadata)}")
+            raise InputError(f"--metadata must be a JSON object, got {brief(self.metadata)}")
         return found
 
 

@@ -163,8 +163,8 @@ def many_shot(
     for kind, arrange in (("random", _shuffled), ("alternating", _alternating)) if most > 1 and orders else ():
         answers_by_order = []
         for number in range(orders):
-            shown = arrange(task, largest[:most], number, seed)
-            answers_by_order.append(answers_to(task.samples(asked, shown), kind, number))
+            demonstrations = arrange(task, largest[:most], number, seed)
+            answers_by_order.append(answers_to(task.samples(asked, demonstrations), kind, number))
         by_order[kind] = _over_orders(answers_by_order, targets, most)
     result = TaskShots(
         samples=samples,
@@ -193,9 +193,9 @@ def _fitting(
     return fitting
 
 
-def _label_shown(task: LabelledTask, asked: Sequence[int], shown: Sequence[Row]) -> float:
+def _label_shown(task: LabelledTask, asked: Sequence[int], demonstrations: Sequence[Row]) -> float:
     """Share of the rows asked whose label is among the examples."""
-    labels = {task.label(row) for row in shown}
+    labels = {task.label(row) for row in demonstrations}
     return sum(task.label(task.rows[number]) in labels for number in asked) / len(asked)
 
 
@@ -241,18 +241,18 @@ def _answers(model: PreTrainedModel, samples: Sequence[Sample]) -> list[int]:
     return chosen
 
 
-def _shuffled(task: LabelledTask, shown: Sequence[Row], number: int, seed: int) -> list[Row]:
+def _shuffled(task: LabelledTask, demonstrations: Sequence[Row], number: int, seed: int) -> list[Row]:
     generator = keyed_generator(seed, "order", task.settings.name, number)
-    return [shown[index] for index in torch.randperm(len(shown), generator=generator).tolist()]
+    return [demonstrations[index] for index in torch.randperm(len(demonstrations), generator=generator).tolist()]
 
 
-def _alternating(task: LabelledTask, shown: Sequence[Row], number: int, seed: int) -> list[Row]:
+def _alternating(task: LabelledTask, demonstrations: Sequence[Row], number: int, seed: int) -> list[Row]:
     """Examples that take one of each class in turn, with classes and rows in random order.
 
     Those of each class are spread evenly, so that a prompt does not end with the commonest classes.
     """
     by_label: dict[str, list[Row]] = {}
-    for row in _shuffled(task, shown, number, seed):
+    for row in _shuffled(task, demonstrations, number, seed):
         by_label.setdefault(task.label(row), []).append(row)
     placed = [
         ((turn + place / len(by_label)) / len(rows), place, row)

@@ -33,7 +33,7 @@ from antiphase.lab.pages.plots import (
 )
 from antiphase.lab.pages.tables import present
 from antiphase.lab.studies.compare import ComparedRun
-from antiphase.lab.studies.compare.shown import shown
+from antiphase.lab.studies.compare.reading import comparison_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @matplotlib.rc_context(STYLE)
 def learning_curves(record: Record) -> Figure | None:
     """First-query accuracy and held-out loss against steps: seeds thin, their median thick."""
-    found = shown(record)
+    found = comparison_of(record)
     runs, arms = found.runs, found.arms
     titles = {"accuracy": "First-query accuracy", "loss": "Held-out loss, nats per token"}
     panels = [key for key in titles if any(_curve(run, key) for run in runs)]
@@ -96,14 +96,14 @@ class HeadChoice:
 
 def attention_weights(record: Record) -> dict[str, numpy.ndarray]:
     """Signed weights of each arm that has a map, (layers, heads, rows, tokens)."""
-    names = shown(record).attention_map.arrays
+    names = comparison_of(record).attention_map.arrays
     found = {arm: record.arrays[name] for arm, name in names.items() if name in record.arrays}
     return {arm: numpy.nan_to_num(weights.astype(numpy.float32)) for arm, weights in found.items()}
 
 
 def strongest_heads(record: Record) -> dict[str, HeadChoice]:
     """For each arm the layer and head whose last prompt position puts most |weight| on the answer."""
-    picture = shown(record).attention_map
+    picture = comparison_of(record).attention_map
     choices = {}
     for arm, weights in attention_weights(record).items():
         query = numpy.abs(weights[:, :, picture.rows.index(picture.query), :])  # (layers, heads, tokens)
@@ -118,7 +118,7 @@ def strongest_heads(record: Record) -> dict[str, HeadChoice]:
 @matplotlib.rc_context(STYLE)
 def attention_maps(record: Record) -> Figure | None:
     """Signed weights of every arm on one input: its strongest head, one row of it, the mean of all heads."""
-    found, maps, choices = shown(record), attention_weights(record), strongest_heads(record)
+    found, maps, choices = comparison_of(record), attention_weights(record), strongest_heads(record)
     if not maps:
         return None
     arms, picture, answer = found.arms, found.attention_map, found.attention_map.answer
@@ -165,7 +165,7 @@ def attention_maps(record: Record) -> Figure | None:
 @matplotlib.rc_context(STYLE)
 def lambdas(record: Record) -> Figure | None:
     """λ of each layer at the end of training: a thin line for each seed, their median thick."""
-    found = shown(record)
+    found = comparison_of(record)
     arms, runs = found.arms, [(run.arm, run.lambdas) for run in found.runs if run.lambdas and present(run.lambdas)]
     if not runs:
         return None

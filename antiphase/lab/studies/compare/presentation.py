@@ -16,11 +16,11 @@ from antiphase.lab.measures.retrieval_presentation import (
 from antiphase.lab.pages.presentation import Drawing, Presentation
 from antiphase.lab.pages.tables import Table, format_value, present
 from antiphase.lab.studies.compare import figures, tables
-from antiphase.lab.studies.compare.shown import retrieval_of, sentences, shown
+from antiphase.lab.studies.compare.reading import comparison_of, retrieval_of, sentences
 
 
 def _introduction(record: Record) -> str:
-    found = shown(record)
+    found = comparison_of(record)
     seeds = len({run.seed for run in found.runs})
     repeated = "once with one seed" if seeds == 1 else f"once with each of {seeds} seeds"
     so_far = found.unfinished
@@ -33,7 +33,7 @@ def _introduction(record: Record) -> str:
 
 
 def _curves_caption(record: Record) -> str:
-    found = shown(record)
+    found = comparison_of(record)
     words = "Thin lines are single seeds, thick lines the median where every seed was measured."
     if len(found.arms) == 1:
         return words
@@ -55,7 +55,7 @@ def _progress(record: Record, share: float, *, is_stopped: bool) -> str:
 
 
 def _final_accuracies(record: Record) -> str:
-    found, ends = shown(record), []
+    found, ends = comparison_of(record), []
     for arm in found.arms:
         values = present(run.final.accuracy for run in found.runs_of(arm))
         if values:
@@ -85,7 +85,7 @@ def _map_caption(record: Record) -> str:
 def _lambdas(record: Record) -> str:
     words = [
         f"{run.arm} seed {run.seed}: {', '.join(map(format_value, run.lambdas))}"
-        for run in shown(record).runs
+        for run in comparison_of(record).runs
         if run.lambdas and present(run.lambdas)
     ]
     return f"Line chart of λ by layer. {'; '.join(words)}."
@@ -93,7 +93,7 @@ def _lambdas(record: Record) -> str:
 
 def lambda_table(record: Record) -> Table | None:
     """λ of every layer and run."""
-    return tables.by_layer(shown(record), lambda run: run.lambdas, "λ by layer")
+    return tables.by_layer(comparison_of(record), lambda run: run.lambdas, "λ by layer")
 
 
 FIGURES = {
@@ -102,7 +102,7 @@ FIGURES = {
         title="Learning curves",
         caption=_curves_caption,
         alternative=_final_accuracies,
-        behind=lambda record: [tables.runs_table(shown(record)), tables.curve_table(shown(record))],
+        behind=lambda record: [tables.runs_table(comparison_of(record)), tables.curve_table(comparison_of(record))],
     ),
     "needles": needles_drawing(retrieval_of),
     "allocation": allocation_drawing(retrieval_of),
@@ -125,7 +125,7 @@ FIGURES = {
 
 
 def _details(record: Record) -> list[Table | None]:
-    found, retrieval = shown(record), retrieval_of(record)
+    found, retrieval = comparison_of(record), retrieval_of(record)
     return [
         tables.comparison(found), tables.runs_table(found), tables.curve_table(found), *needle_tables(retrieval),
         losses(found.perplexity), *allocation_tables(retrieval), lambda_table(record),
@@ -135,10 +135,10 @@ def _details(record: Record) -> list[Table | None]:
 
 PRESENTATION = Presentation(
     introduction=_introduction,
-    tables=lambda record: [tables.headline(shown(record)), tables.samples(shown(record))],
+    tables=lambda record: [tables.headline(comparison_of(record)), tables.samples(comparison_of(record))],
     figures=FIGURES,
     details=_details,
-    arms=lambda record: shown(record).arms,
+    arms=lambda record: comparison_of(record).arms,
     sentences=sentences,
-    verdict=lambda record: shown(record).verdict,
+    finding=lambda record: comparison_of(record).verdict,
 )

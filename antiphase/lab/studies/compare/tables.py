@@ -12,7 +12,7 @@ from antiphase.lab.measures.retrieval_presentation import grid_point, grid_point
 from antiphase.lab.measures.retrieval_results import Accuracy
 from antiphase.lab.pages.tables import Column, Table, columns_of, format_value, present, table_of
 from antiphase.lab.studies.compare import ComparedRun, Comparison, Parameters
-from antiphase.lab.studies.compare.shown import threshold_of
+from antiphase.lab.studies.compare.reading import threshold_of
 from antiphase.lab.studies.metrics import Difference
 from antiphase.lab.studies.outcomes import LearnedThreshold, follows
 

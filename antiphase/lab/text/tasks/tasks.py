@@ -109,17 +109,17 @@ class LabelledTask:
     def task(self, count: int | None) -> Task:
         """A task of ``count`` random rows, after the settings' number of examples; None means all rows in order."""
         shots = self.settings.shots
-        shown = self.examples(shots) if shots else []
-        asked = self.asked(count, shown)
+        demonstrations = self.examples(shots) if shots else []
+        asked = self.asked(count, demonstrations)
         if not asked:
             raise InputError(
                 f"data: no row is left to ask beside the examples; lower shots ({shots}) or give more rows"
             )
-        samples = self.samples(asked, shown)
+        samples = self.samples(asked, demonstrations)
         found = Task(self.settings.name, samples, self._chance(samples), samples[0].metric)
         if self.settings.kind != "classification":
             return found
-        free = [self.content_free(text, shown) for text in CONTENT_FREE]
+        free = [self.content_free(text, demonstrations) for text in CONTENT_FREE]
         given = tuple(sample for sample in free if sample.prompt and self._fits(sample))
         return replace(found, labels=tuple(self.labels.values()), content_free=given)
 
@@ -134,7 +134,7 @@ class LabelledTask:
         generator = keyed_generator(self.seed, "examples", self.settings.name)
         return [self.pool[index] for index in torch.randperm(len(self.pool), generator=generator)[:count].tolist()]
 
-    def asked(self, count: int | None, shown: Sequence[Row] = ()) -> list[int]:
+    def asked(self, count: int | None, demonstrations: Sequence[Row] = ()) -> list[int]:
         """Indices of rows to ask; None means all, in their order.
 
         The examples are not asked, nor, unless the task says so, others with an example's text: published sets have
@@ -144,22 +144,22 @@ class LabelledTask:
         if count is not None:
             generator = keyed_generator(self.seed, "rows", self.settings.name)
             numbers = torch.randperm(len(self.rows), generator=generator).tolist()
-        places = {row.place for row in shown}
-        texts = set() if self.settings.ask_shown else {self._prompt(row) for row in shown}
+        places = {row.place for row in demonstrations}
+        texts = set() if self.settings.ask_shown else {self._prompt(row) for row in demonstrations}
         free = (
             number for number in numbers
             if self.rows[number].place not in places and not (texts and self._prompt(self.rows[number]) in texts)
         )  # fmt: skip
         return list(itertools.islice(free, count))
 
-    def samples(self, asked: Sequence[int], shown: Sequence[Row]) -> list[Sample]:
+    def samples(self, asked: Sequence[int], demonstrations: Sequence[Row]) -> list[Sample]:
         """Prompts for some rows, after examples in this order.
 
         Raises:
             LongPromptError: a prompt with its answer is longer than the model's context.
             InputError: the template does not fit a row.
         """
-        examples = self._examples(shown)
+        examples = self._examples(demonstrations)
         found = []
         for number in asked:
             row = self.rows[number]
@@ -178,12 +178,12 @@ class LabelledTask:
     def _fits(self, sample: Sample) -> bool:
         return self.longest is None or len(sample.prompt) + self._room(sample) <= self.longest
 
-    def content_free(self, text: str, shown: Sequence[Row]) -> Sample:
+    def content_free(self, text: str, demonstrations: Sequence[Row]) -> Sample:
         """The prompt of the first row with another text in each of its columns of text, after examples."""
         row = self.rows[0]
         empty = {name: text if isinstance(value, str) else value for name, value in row.values.items()}
         asked = Row(f"the prompt about the text {text!r}", empty)
-        return self._sample(row, self._examples(shown), 0, asked)
+        return self._sample(row, self._examples(demonstrations), 0, asked)
 
     def label(self, row: Row) -> str:
         """The label of a row in a classification task."""
@@ -204,14 +204,14 @@ class LabelledTask:
         own = {row.place for row in self.rows}
         self.rows = self.pool = self._kept(self.rows)
         if settings.demonstrations is not None:
-            shown = self._rows(settings.demonstrations, settings.demonstrations_split)
+            found = self._rows(settings.demonstrations, settings.demonstrations_split)
         elif settings.demonstrations_split is not None:
-            shown = self._rows(settings.data, settings.demonstrations_split)
-            shown = [row for row in shown if row.place not in own]  # data without splits gives the same rows again
+            found = self._rows(settings.data, settings.demonstrations_split)
+            found = [row for row in found if row.place not in own]  # data without splits gives the same rows again
         else:
-            shown = []
-        if shown or settings.demonstrations is not None:
-            self.pool, self.has_own_examples = self._kept(shown), own.isdisjoint(row.place for row in shown)
+            found = []
+        if found or settings.demonstrations is not None:
+            self.pool, self.has_own_examples = self._kept(found), own.isdisjoint(row.place for row in found)
         if settings.kind == "classification":
             self.labels = self._labels([*self.rows, *(self.pool if self.has_own_examples else [])])
         with_empty = [row for row in self.rows if "" in row.values.values()]
@@ -263,8 +263,8 @@ class LabelledTask:
         except (TemplateError, *UNUSABLE) as error:
             raise InputError(f"label_words cannot be filled in for the label {label!r} ({error})") from None
 
-    def _examples(self, shown: Sequence[Row]) -> str:
-        return "".join(self._example(row) + self.settings.separator for row in shown)
+    def _examples(self, demonstrations: Sequence[Row]) -> str:
+        return "".join(self._example(row) + self.settings.separator for row in demonstrations)
 
     def _example(self, row: Row) -> str:
         """A row with its correct answer."""

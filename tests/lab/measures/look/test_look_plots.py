@@ -146,7 +146,7 @@ def test_a_head_can_be_chosen_by_hand_and_must_exist(look_record):
     found = look_plots.chosen_head(with_head(record, "1.0"))
     assert (found[0].layer, found[1]) == (1, 0)
     for wrong in ("9.0", "1.9", "one"):
-        with pytest.raises(InputError, match=f"{wrong} is no LAYER.HEAD"):
+        with pytest.raises(InputError, match=f"{wrong} is no LAYER"):
             with_head(record, wrong)
-    with pytest.raises(InputError, match="no LAYER.HEAD"):
+    with pytest.raises(InputError, match="is no LAYER"):
         with_head(Record(kind="probe", values={}, config={}), "1.0")

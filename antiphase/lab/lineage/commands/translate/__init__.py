@@ -33,15 +33,15 @@ class TranslateSettings(ExecutorSettings):
     models: Sequence[str] = flag(", ".join(TRANSLATORS) + ".", default=("transformer", "differential"), separated=True)
     seeds: Sequence[int] = seeds_flag(0)
     samples: int | None = flag(
-        "Generated training pairs.", default=None, least=1, most=MOST_SAMPLES, shown=str(SAMPLES)
+        "Generated training pairs.", default=None, least=1, most=MOST_SAMPLES, default_text=str(SAMPLES)
     )
     test_samples: int | None = flag(
-        "Generated held-out pairs.", default=None, least=1, most=MOST_SAMPLES, shown=str(TEST_SAMPLES)
+        "Generated held-out pairs.", default=None, least=1, most=MOST_SAMPLES, default_text=str(TEST_SAMPLES)
     )
     source_field: str = flag("Column with the source.", default="source")
     target_field: str = flag("Column with the target.", default="target")
     tokenizer: str | None = flag(
-        "Tokenizer: words, characters, bpe, unigram, a folder or a Hub name.", default=None, shown="words"
+        "Tokenizer: words, characters, bpe, unigram, a folder or a Hub name.", default=None, default_text="words"
     )
     vocabulary: int = flag("Maximum vocabulary size of a trained tokenizer.", default=30_000)
     settings: Sequence[str] = settings_flag("epochs=12")

@@ -41,7 +41,7 @@ class DependencySettings(Settings):
     models: Sequence[str] = models_flag()
     lengths: Sequence[int] = flag(
         "Trained distances in words.", default=tuple(range(4, 25)), least=PHRASE, most=LONGEST, separated=True,
-        ranges=True, shown="4-24",
+        ranges=True, default_text="4-24",
     )  # fmt: skip
     held_out: Sequence[int] = flag(
         "Distances that are only tested; left out of --lengths.", default=(6, 12, 20, 32, 48, 64, 96), least=PHRASE,

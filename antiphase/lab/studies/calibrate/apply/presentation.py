@@ -19,7 +19,7 @@ from antiphase.lab.studies.calibrate.presentation import (
 )
 
 
-def verdict(record: Record) -> str:
+def finding(record: Record) -> str:
     """What the plan changes in each task."""
     rows = Apply.of(record).tasks
     if not rows:
@@ -87,6 +87,6 @@ def continued(found: Apply) -> Table | None:
 PRESENTATION = Presentation(
     introduction="The model as it is and with the plan's heads calibrated, on the same samples.",
     tables=lambda record: [compared(record), measures(record), continued(record)],
-    verdict=verdict,
+    finding=finding,
     closing=closing,
 )

@@ -35,9 +35,9 @@ from antiphase.lab.studies.calibrate.cells import Cells, Graded, cell_of, scored
 from antiphase.lab.studies.calibrate.confirm import PRIMARY, Acting, Confirm, ConfirmSettings
 from antiphase.lab.studies.calibrate.confirm.outcomes import (
     centred_log_probabilities,
+    finding,
     outcomes,
     pooled_centred,
-    verdict,
 )
 from antiphase.lab.studies.calibrate.controls import RANDOM_HEADS, RANDOM_TOKENS, Control, controls_of
 from antiphase.lab.studies.calibrate.measuring import (
@@ -202,7 +202,7 @@ class _Confirmation:
             "controls": controls,
             "control_samples": sum(len(task.samples) for task in self.few.values()),
             "p_random_heads": p_random,
-            "verdict": verdict(primary, p_random, len(kept)),
+            "verdict": finding(primary, p_random, len(kept)),
         }
 
     def _sinks(self) -> dict[str, dict[Head, list[int]]]:

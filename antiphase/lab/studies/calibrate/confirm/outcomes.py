@@ -114,7 +114,7 @@ def pooled_centred(cell: Graded) -> float:
     return float(torch.cat([found.centred() for found in cell.labels.values()]).mean())
 
 
-def verdict(primary: Mapping[str, Any], p_random: float | None, heads: int, *, alpha: float = 0.05) -> str:
+def finding(primary: Mapping[str, Any], p_random: float | None, heads: int, *, alpha: float = 0.05) -> str:
     """What the primary outcome says."""
     if not heads:
         return "No head's calibration alone raised the score that chooses, so there is nothing to judge."

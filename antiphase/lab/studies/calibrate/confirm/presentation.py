@@ -120,7 +120,7 @@ PRESENTATION = Presentation(
     "samples, and every gain is measured on the other. The primary measure does not change when a model merely "
     "favours another label.",
     tables=lambda record: [outcomes(record), plain(record), measures(record), controls(record), acting(record)],
-    verdict=lambda record: Confirm.of(record).verdict,
+    finding=lambda record: Confirm.of(record).verdict,
     closing=lambda record, output: next_command(record, output, "study"),
     figures={
         "confirm-controls": Drawing(

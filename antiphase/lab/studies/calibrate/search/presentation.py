@@ -28,7 +28,7 @@ from antiphase.lab.studies.calibrate.presentation import (
 from antiphase.lab.studies.calibrate.search import Search
 
 
-def verdict(record: Record) -> str:
+def finding(record: Record) -> str:
     """What the kept heads do, and how much of it is shown."""
     found, score = Search.of(record), spoken(record.config.get("score"))
     tried, kept = len(found.heads_alone), sum(map(len, found.heads.values()))
@@ -104,6 +104,6 @@ PRESENTATION = Presentation(
     "and its interval.",
     tables=lambda record: [plain(record), result(record), measures(record), controls(record)],
     figures=heads_drawing(heads_alone),
-    verdict=verdict,
+    finding=finding,
     closing=closing,
 )

@@ -26,7 +26,7 @@ class CalibrationStudySettings(ChoiceSettings):
     mode: str = flag("Which queries determine the sinks: paper or prompt.", default="prompt")
     parts: Sequence[str] = flag(
         "Experiments to run, e.g. alpha,beta,controls; default: all.",
-        name="--only", default=PARTS, shown="", separated=True, allows_duplicates=True,
+        name="--only", default=PARTS, default_text="", separated=True, allows_duplicates=True,
     )  # fmt: skip
     score: str = score_flag("Score that selects heads: metric or probability.")
 

@@ -38,7 +38,7 @@ def gains_of(found: CalibrationStudy) -> list[tuple[str, Effect, float]]:
     return [(part, row, row.gain) for part, rows in found.rows.items() for row in rows if row.gain is not None]
 
 
-def verdict(record: Record) -> str:
+def finding(record: Record) -> str:
     """What the kept heads do, and how much of it is shown."""
     found = CalibrationStudy.of(record)
     heads, count, score = found.heads, sum(map(len, found.kept.values())), spoken(found.score)
@@ -213,7 +213,7 @@ PRESENTATION = Presentation(
         screening(record),
         effects(record),
     ],
-    verdict=verdict,
+    finding=finding,
     closing=closing,
     figures={
         **heads_drawing(heads_alone),

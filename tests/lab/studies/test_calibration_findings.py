@@ -70,8 +70,8 @@ def studied(**changes):
     return Record(kind="calibrate-study", values=values, config={"tasks": ["cr.yaml"]})
 
 
-def verdict_of(record):
-    return presentation_of(record.kind).verdict(record)
+def finding_of(record):
+    return presentation_of(record.kind).finding(record)
 
 
 @naming_fields(flag_of)
@@ -82,12 +82,12 @@ def next_of(record):
 
 
 def test_a_search_says_what_is_shown_on_samples_that_chose_nothing():
-    words = verdict_of(searched())
+    words = finding_of(searched())
     assert words.startswith("3 of 8 heads raise the score alone")
     assert words.endswith(
         f"The plan changes these 3. On {60 + 50 - 55 - 4} other samples it changes the score by {MAYBE}."
     )
-    assert "None of the 8 heads" in verdict_of(searched(heads={}))
+    assert "None of the 8 heads" in finding_of(searched(heads={}))
 
 
 @pytest.mark.parametrize(
@@ -103,28 +103,28 @@ def test_a_search_says_what_is_shown_on_samples_that_chose_nothing():
 )  # fmt: skip
 def test_a_gain_is_shown_where_its_interval_is_above_zero(interval, gains, shown):
     rows = controls(gains) if gains else []
-    assert verdict_of(searched(held_out_gain_interval=interval, controls=rows)).endswith(f": {shown}.")
+    assert finding_of(searched(held_out_gain_interval=interval, controls=rows)).endswith(f": {shown}.")
 
 
 def test_an_application_says_it_for_each_task():
     first, second = compared(), compared(task="qa", gain_interval=[-0.01, 0.1], measures=None, measures_calibrated=None)
-    assert verdict_of(applied(first, second)) == (
+    assert finding_of(applied(first, second)) == (
         "cr: accuracy 45.0 % without and 52.1 % with the plan on 40 samples, "
         f"{SHOWN}, but random heads, which may gain as much, were not tried; the mean-centred accuracy, which a moved "
         "prior leaves alone, gains +2.5 points. "
         "qa: accuracy 45.0 % without and 52.1 % with the plan on 40 samples, "
         "+7.1 points (95 % -1.0 to +10.0): no gain is shown."
     )
-    assert "No task was scored" in verdict_of(applied())
+    assert "No task was scored" in finding_of(applied())
 
 
 def test_a_study_says_what_the_kept_heads_do():
-    assert verdict_of(studied()) == (
+    assert finding_of(studied()) == (
         "Alone, 25.0 % of the heads raise the probability of right answers, 30.0 % would by chance. 2 raise the "
         "probability of right answers on the samples that choose; together they change it on the others by -2.0 points "
         "(95 % -5.0 to +1.0): no gain is shown."
     )
-    assert verdict_of(studied(heads=None, kept={})).startswith("No head raises the probability of right answers on")
+    assert finding_of(studied(heads=None, kept={})).startswith("No head raises the probability of right answers on")
 
 
 def test_the_verdict_stands_first_on_the_page(tmp_path):

@@ -9,7 +9,7 @@ from antiphase.lab.studies.outcomes import LearnedThreshold
 from antiphase.lab.studies.runs import run_of
 
 
-def shown(record: Record) -> Comparison:
+def comparison_of(record: Record) -> Comparison:
     """The comparison; a single run is one of one arm.
 
     Raises:
@@ -25,7 +25,7 @@ def shown(record: Record) -> Comparison:
 
 def retrieval_of(record: Record) -> Retrieval:
     """Its needles and its allocation of attention."""
-    found = shown(record)
+    found = comparison_of(record)
     grid = found.needles
     return Retrieval(found.arms, grid.summary, grid.cells, found.allocation, grid.crossings)
 
@@ -37,5 +37,5 @@ def threshold_of(found: Comparison) -> LearnedThreshold | None:
 
 def sentences(record: Record) -> list[str]:
     """The sentences of a comparison."""
-    found = shown(record)
+    found = comparison_of(record)
     return [entry.sentence for entry in (*found.comparison, *found.further_comparison) if entry.sentence]
