@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any, cast
 
 from jinja2 import Template, nodes
@@ -20,14 +21,17 @@ UNUSABLE = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError,
 
 PLAIN = (
     nodes.Template, nodes.Output, nodes.TemplateData, nodes.Name, nodes.Getattr, nodes.Getitem, nodes.Const, nodes.If,
-    nodes.CondExpr, nodes.Concat, nodes.Not, nodes.And, nodes.Or, nodes.Filter, nodes.Test,
+    nodes.CondExpr, nodes.Concat, nodes.Not, nodes.And, nodes.Or, nodes.Filter, nodes.Test, nodes.Add, nodes.List,
+    nodes.Tuple, nodes.Compare, nodes.Operand, nodes.Call, nodes.Slice, nodes.Neg,
 )  # fmt: skip
-"""Parts of a template that cannot take long: they build nothing and count nothing."""
+"""Parts of a template that cannot take long: what they build is no longer than the template and the values in it."""
 PLAIN_NAMES = {
     "trim", "upper", "lower", "capitalize", "title", "length", "count", "string", "first", "last", "default", "d",
     "defined", "undefined", "none",
 }  # fmt: skip
 """Filters and tests whose time is that of reading their value once."""
+PLAIN_METHODS = {"strip", "lstrip", "rstrip", "upper", "lower", "capitalize", "title", "split"}
+"""Those of texts, with constants only."""
 
 
 class _BoundedTemplate(Template):
@@ -47,9 +51,19 @@ def _bounded(work: Callable[[], Any], *, is_plain: bool) -> Any:
 
 def _is_plain(tree: nodes.Node) -> bool:
     """Whether a template or expression reads values and writes them, as most do, and nothing else."""
-    if not isinstance(tree, PLAIN) or (isinstance(tree, (nodes.Filter, nodes.Test)) and tree.name not in PLAIN_NAMES):
+    if isinstance(tree, (nodes.Filter, nodes.Test)) and tree.name not in PLAIN_NAMES:
         return False
-    return all(map(_is_plain, tree.iter_child_nodes()))
+    if isinstance(tree, nodes.Call):
+        method = tree.node.attr if isinstance(tree.node, nodes.Getattr) else None
+        if method not in PLAIN_METHODS or not all(isinstance(given, nodes.Const) for given in tree.args):
+            return False
+        if tree.dyn_args or tree.dyn_kwargs:
+            return False
+    if isinstance(tree, nodes.Compare):  # two lists of lists may be compared without end
+        sides = [isinstance(side, nodes.Const) for side in (tree.expr, *(operand.expr for operand in tree.ops))]
+        if not all(map(any, pairwise(sides))):
+            return False
+    return isinstance(tree, PLAIN) and all(map(_is_plain, tree.iter_child_nodes()))
 
 
 class BoundedTemplates(SandboxedEnvironment):

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import TypeVar
 
 from antiphase.base.limits import ROOM, SECONDS, BoundError, bounded_work
@@ -25,8 +26,45 @@ GRACE = 1.0
 """Seconds of the processor after its bound until a child that has not ended is ended."""
 PATIENCE = 20
 """Seconds on the clock for each of the processor, after which a child is ended too: it may wait for something."""
-ENDED, BOUND = b"e", b"b"
-"""What a child says: that the work ended, with a result or an error, or that it reached a bound."""
+ENDED, BOUND, GOES_ON = b"e", b"b", b"."
+"""What a child says: that the work ended, with a result or an error, that it reached a bound, or begins its next piece.
+"""
+_PIECE: ContextVar[Callable[[float], None] | None] = ContextVar("_PIECE", default=None)
+"""Within ``together``, what is called before each piece of the work, with its seconds of the processor."""
+
+
+class _Unshown(BaseException):
+    """Work needs a child, which none has begun yet; no error, so that nothing else answers it."""
+
+
+def together(work: Callable[[], Made]) -> Made:
+    """The result of work that may call ``tried`` many times: one child shows all of it, instead of one for each.
+
+    Each piece has its own bounds, as without this. The work is begun up to three times, from the same random numbers,
+    and must change nothing. Work that reaches a bound is done piece by piece after all, so that its error says where.
+    """
+    if not hasattr(os, "fork") or _PIECE.get() is not None:
+        return work()
+    state = random.getstate()
+    try:
+        return _with_pieces(work, _unshown)
+    except _Unshown:
+        random.setstate(state)
+    if (said := _shown_in_child(work, None)) is None or said[:1] != ENDED:
+        return work()
+    return _with_pieces(work, lambda seconds: None)
+
+
+def _unshown(seconds: float) -> None:
+    raise _Unshown
+
+
+def _with_pieces(work: Callable[[], Made], before: Callable[[float], None]) -> Made:
+    reset = _PIECE.set(before)
+    try:
+        return work()
+    finally:
+        _PIECE.reset(reset)
 
 
 def tried(work: Callable[[], Made], *, seconds: float | None = None, room: int = ROOM) -> Made:
@@ -41,9 +79,26 @@ def tried(work: Callable[[], Made], *, seconds: float | None = None, room: int =
         BoundError: it takes longer, or more memory.
     """
     limit = SECONDS if seconds is None else seconds
-    if not hasattr(os, "fork"):
-        with bounded_work(limit, room):
-            return work()
+    piece = _PIECE.get()
+    if piece is not None:
+        piece(limit)
+    if piece is None and hasattr(os, "fork"):
+        said = _shown_in_child(work, (limit, room))
+        if said is None:
+            raise BoundError(f"it takes longer than {limit:g} s")
+        if said[:1] != ENDED:
+            raise BoundError(said[1:].decode(errors="replace") or f"it takes more than {room >> 20} MiB")
+    with bounded_work(limit, room):
+        return work()
+
+
+def _shown_in_child(work: Callable[[], object], bounds: tuple[float, int] | None) -> bytes | None:
+    """Do the work in a fork of this process, within its bounds or piece by piece.
+
+    Returns:
+        Its last word, empty if it died; None if it is too slow.
+    """
+    limit, room = bounds or (SECONDS, ROOM)
     state = random.getstate()
     reads, writes = os.pipe()
     with warnings.catch_warnings():
@@ -54,10 +109,13 @@ def tried(work: Callable[[], Made], *, seconds: float | None = None, room: int =
     if child == 0:
         ending = ENDED
         try:
-            _limit_processor(limit + GRACE)
             random.setstate(state)
-            with bounded_work(limit, room):
-                work()
+            if bounds is None:
+                _with_pieces(work, lambda seconds: _next_piece(seconds, writes))
+            else:
+                _limit_processor(limit + GRACE)
+                with bounded_work(limit, room):
+                    work()
         except BoundError as error:
             ending = BOUND + str(error).encode(errors="replace")[:999]
         finally:  # also after an error of the work, which comes again in the parent
@@ -66,17 +124,19 @@ def tried(work: Callable[[], Made], *, seconds: float | None = None, room: int =
             os._exit(0)
     os.close(writes)
     try:
-        said = _said(reads, PATIENCE * (limit + GRACE))
+        while (said := _said(reads, PATIENCE * (limit + GRACE))) and not said.strip(GOES_ON):
+            pass
     finally:
         os.close(reads)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-    if said is None or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
-        raise BoundError(f"it takes longer than {limit:g} s")
-    if said[:1] != ENDED:
-        raise BoundError(said[1:].decode(errors="replace") or f"it takes more than {room >> 20} MiB")
-    with bounded_work(limit, room):
-        return work()
+    is_slow = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+    return None if said is None or is_slow else said.lstrip(GOES_ON)
+
+
+def _next_piece(seconds: float, writes: int) -> None:
+    os.write(writes, GOES_ON)
+    _limit_processor(time.process_time() + seconds + GRACE)
 
 
 def _limit_processor(seconds: float) -> None:

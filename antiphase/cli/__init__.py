@@ -30,7 +30,7 @@ from antiphase.base.errors import (
 )
 from antiphase.cli import (
     benchmark,
-    folders,
+    folder_commands,
     tools,
 )
 from antiphase.cli.groups import late_group
@@ -55,19 +55,19 @@ NAMES = tuple(itertools.chain(*PANELS.values()))
 
 def _made(name: str) -> Callable[[], Callable[..., None]]:
     """What makes a command."""
-    return (lambda: OWN[name]) if name in OWN else folders.COMMANDS[name]
+    return (lambda: OWN[name]) if name in OWN else folder_commands.COMMANDS[name]
 
 
 app = typer.Typer(
-    cls=late_group({name: _made(name) for name in NAMES if name not in folders.GROUPS}, PANELS),
+    cls=late_group({name: _made(name) for name in NAMES if name not in folder_commands.GROUPS}, PANELS),
     name="antiphase",
     help="Noise-cancelling attention for PyTorch and Hugging Face.",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for _name in folders.GROUPS:
+for _name in folder_commands.GROUPS:
     _panel = next(heading for heading, names in PANELS.items() if _name in names)
-    app.add_typer(folders.group(_name), name=_name, rich_help_panel=_panel)
+    app.add_typer(folder_commands.group(_name), name=_name, rich_help_panel=_panel)
 
 
 FIRST_STEPS = """\

@@ -21,7 +21,7 @@ from antiphase.base.files import parse_yaml
 from antiphase.base.folders.journal import Journal, append_line
 from antiphase.base.limits import BoundError, bounded_work
 from antiphase.base.templates import Templates
-from antiphase.base.trial import tried
+from antiphase.base.trial import together, tried
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.lab.scoring.loading import load_model
 from antiphase.lab.settings.presets import load_preset
@@ -232,6 +232,75 @@ def test_a_trial_counts_the_time_of_the_processor(monkeypatch):
     monkeypatch.setattr(trial, "PATIENCE", 1)
     with pytest.raises(BoundError, match=r"longer than 0\.3 s"):
         tried(lambda: None if os.getpid() == own else time.sleep(60), seconds=0.3)
+
+
+@pytest.fixture
+def children(monkeypatch):
+    """One entry for each child that this process begins."""
+    begun, fork = [], os.fork
+    monkeypatch.setattr(os, "fork", lambda: begun.append(None) or fork())
+    return begun
+
+
+def test_one_child_shows_all_pieces_of_a_work(monkeypatch, children):
+    monkeypatch.setattr(trial, "GRACE", 0)
+    random.seed(3)
+    expected = [random.Random(3).random(), 7]
+    assert together(lambda: [tried(random.random), *(tried(lambda: 7) for _ in range(1))]) == expected
+    assert len(children) == 1
+    assert together(lambda: 5) == 5  # nothing is tried
+    assert len(children) == 1
+    together(lambda: [tried(lambda: _keep_busy(0.3), seconds=0.5) for _ in range(4)])  # each has its own bound
+    assert len(children) == 2
+    with pytest.raises(ZeroDivisionError):
+        together(lambda: tried(lambda: 1 // 0))
+
+
+def test_a_piece_that_reaches_a_bound_is_stopped_where_it_stands(monkeypatch, children):
+    monkeypatch.setattr(trial, "GRACE", 0.2)
+    own, done = os.getpid(), []
+
+    def work():
+        for number in range(3):
+            done.append(tried(lambda number=number: number))
+        tried(lambda: None if os.getpid() == own else os.kill(os.getpid(), signal.SIGKILL))
+
+    with pytest.raises(BoundError, match="more than 512 MiB"):
+        together(work)
+    assert done == [0, 1, 2]  # piece by piece, in this process
+    assert len(children) == 5
+    with pytest.raises(BoundError, match=r"longer than 0\.3 s"):
+        together(lambda: tried(lambda: None if os.getpid() == own else _keep_busy(9), seconds=0.3))
+
+
+def test_rows_of_a_task_need_few_children(tmp_path, text_tokenizer, children):
+    rows = "".join(f"l{number % 2} text {number}\n" for number in range(60))
+    (tmp_path / "rows.txt").write_text(rows)
+    settings = {"kind": "classification", "data": "rows.txt", "prompt": "{{ text | replace('t', 'T') }}:", "shots": 1}
+    settings |= {"keep": "text | reverse | length > 2", "target": "label * 1"}
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(settings))
+    found = load_task(str(tmp_path / "task.yaml"), text_tokenizer)
+    assert len(found.samples) == 59
+    assert len(children) < 30  # not one for each row
+
+
+@pytest.mark.parametrize(("source", "is_plain"), [
+    ("{{ question.strip() }}\nA. {{ choices[0] }}{% if answer == 3 %} or {{ text[1:] ~ [a, b] }}{% endif %}", True),
+    ("{{ text.split(' ')[-1] + (text | trim) }}", True),
+    ("{% if a == b %}1{% endif %}", False),
+    ("{% if a == b == 1 %}1{% endif %}", False),
+    ("{{ text.split(*b) }}", False),
+    ("{{ a.center(9) }}", False),
+    ("{{ 'a' * 9 }}", False),
+    ("{{ '%9d' % 1 }}", False),
+    ("{{ range(9) }}", False),
+    ("{{ a.strip(b) }}", False),
+])  # fmt: skip
+def test_templates_that_only_read_and_write_need_no_child(children, source, is_plain):
+    made = Templates().from_string(source)
+    assert made.is_plain == is_plain
+    made.render(question=" q", choices=["c"], answer=3, text=" t u", a="1", b="1")
+    assert bool(children) != is_plain
 
 
 def test_bounds_end_with_their_block():

@@ -26,7 +26,7 @@ MAY_CHANGE = (
 )  # fmt: skip
 """Settings that resumed work may change, by dotted names, a run's without ``run.``: of the results, they change the
 rounding at most. Contents of data, tokenizer and initial weights are checked by digests, and work that compares scores
-of several calls stores the kind of device.
+of several calls stores the kind of device. Flags that only say where work is done (``Flag.places``) are not kept.
 """
 START_SETTING = "training.start_from"
 """Suffix of the setting that names the folder of the initial weights, whose contents are checked, not its path."""
@@ -92,7 +92,6 @@ class Resumable:
         """
         Args:
             before, now: settings by name, at the beginning of the work and now.
-            free: names of settings that may change because they do not affect results.
 
         Raises:
             InputError: other settings differ; the message names them.

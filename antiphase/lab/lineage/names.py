@@ -10,7 +10,7 @@ from antiphase.lab.settings.flags import flag
 CLASSIFIERS = ("rnn", "birnn", "lstm", "bilstm", "cnn", "transformer", "differential", "differential_v2")
 """From recurrent networks to differential attention, in the order of their publication."""
 TRANSLATORS = ("transformer", "differential", "differential_v2")
-NORMS = ("layer_norm", "rms_norm", "batch_norm")
+ENCODER_NORMS = ("layer_norm", "rms_norm", "batch_norm")
 """Norms of the encoders."""
 PHRASE = 3
 """Number of words in the shortest phrase with a noun, which is the shortest distance between a subject and its verb."""

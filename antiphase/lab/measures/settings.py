@@ -86,7 +86,7 @@ class HeldOutSettings(CausalModelSettings):
     text_field: str | None = flag("Column with the text.", default=None)
 
     def data_sizes(self) -> Mapping[str, int]:
-        """Sizes of the data in the settings, by field of ``config.DataSettings``."""
+        """Sizes of the data in the settings, by field of ``schema.DataSettings``."""
         return {}
 
 

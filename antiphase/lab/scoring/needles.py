@@ -1,12 +1,14 @@
-"""Multi-needle retrieval (2410.05258, section 3.3): accuracy on questions about facts in the context.
+"""Multi-needle retrieval (2410.05258, section 3.3): what counts as a right answer about facts in the context.
 
-The score is the accuracy of the first query's answer, all tokens of which must be correct. Later answers are only
-reported by position: with the earlier ones visible, answering with any number not yet used beats guessing without
+In text, ``is_right``: the first whole numbers of the output are the answers in order. In sequences of symbols,
+``correct_answers``: every token of an answer; the score is the accuracy of the first query's answer. Later answers are
+only reported by position: with the earlier ones visible, answering with any number not yet used beats guessing without
 retrieving anything.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +23,7 @@ from antiphase.lab.scoring.division import Divide, alone
 from antiphase.lab.scoring.likelihood import Predict, greedy_predictions
 from antiphase.lab.statistics.crossings import crossed
 from antiphase.lab.statistics.intervals import wilson_interval
+from antiphase.lab.text.haystacks import Context
 from antiphase.lab.text.retrieval import RetrievalBatch, RetrievalTask
 
 LEAST_SIZES = 3
@@ -28,6 +31,19 @@ LEAST_SIZES = 3
 
 TaskFactory = Callable[..., RetrievalTask]
 """Takes (needles=, queries=, sequence_length=) and returns a task with held-out filler."""
+
+
+NUMBER = re.compile(r"[0-9]+")
+
+
+def is_right(output: str, context: Context) -> bool:
+    """Whether the first R whole numbers of the output are the answers in order. An empty output is wrong."""
+    return tuple(numbers_of(output, len(context.answers))) == context.answers
+
+
+def numbers_of(output: str, count: int) -> list[str]:
+    """The first ``count`` whole numbers as written, or fewer if there are no more."""
+    return NUMBER.findall(output)[:count]
 
 
 def correct_answers(predict: Predict, batch: RetrievalBatch) -> Tensor:

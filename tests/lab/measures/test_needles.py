@@ -10,10 +10,10 @@ from antiphase.base.errors import InputError
 from antiphase.base.records import Record
 from antiphase.lab.measures.needles import presentation
 from antiphase.lab.measures.needles.measure import paired, trends
-from antiphase.lab.measures.needles.text import Generating, is_right, numbers_of, text_needles
+from antiphase.lab.measures.needles.text import Generating, text_needles
 from antiphase.lab.measures.retrieval_presentation import needle_grid, needle_summary
 from antiphase.lab.scoring import likelihood
-from antiphase.lab.scoring.needles import summarize
+from antiphase.lab.scoring.needles import is_right, numbers_of, summarize
 from antiphase.lab.statistics.intervals import wilson_interval
 from antiphase.lab.text.haystacks import Cell, Context, Haystack, encode, output_tokens, prompt_ids
 

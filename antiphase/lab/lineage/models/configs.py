@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Any, ClassVar
 
 from antiphase.base.errors import InputError, nearest
-from antiphase.lab.lineage.names import NORMS
+from antiphase.lab.lineage.names import ENCODER_NORMS
 from antiphase.models.configuration import ATTENTION_TYPES, NamedFields, refuse_unknown_fields
 from antiphase.models.first_use import register_models
 
@@ -212,7 +212,7 @@ class VanillaConfig(ClassicConfig):
         _at_least_one(self, "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
         _one_of(self, "attention_type", ATTENTION_TYPES)
         _one_of(self, "activation", ACTIVATIONS)
-        _one_of(self, "norm", NORMS)
+        _one_of(self, "norm", ENCODER_NORMS)
         _one_of(self, "norm_position", NORM_PLACES)
         _one_of(self, "positions", POSITIONS)
         for name in ("mlp_ratio", "norm_eps", "head_norm_eps"):

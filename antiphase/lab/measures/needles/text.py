@@ -1,12 +1,10 @@
-"""Multi-needle retrieval in plain text (2410.05258, section 3.3, table 2, figure 5): with greedy decoding, the first
-whole numbers of the output must be the correct ones in the order of the question.
+"""Multi-needle retrieval in plain text (2410.05258, section 3.3, table 2, figure 5), with greedy decoding.
 
 A system is anything that continues a text. All systems read the same contexts, so their differences are paired.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -17,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from antiphase.base.errors import named
 from antiphase.lab.measures.context_runner import prompts_of, room_for
 from antiphase.lab.scoring.likelihood import generated_tokens
+from antiphase.lab.scoring.needles import is_right, numbers_of
 from antiphase.lab.text.haystacks import Cell, Context
 
 System = Callable[[Sequence[Context]], list[str]]
@@ -24,18 +23,6 @@ System = Callable[[Sequence[Context]], list[str]]
 
 Contexts = Mapping[Cell, Sequence[Context]]
 """Contexts of each cell; results have the order of the cells."""
-
-NUMBER = re.compile(r"[0-9]+")
-
-
-def is_right(output: str, context: Context) -> bool:
-    """Whether the first R whole numbers of the output are the answers in order. An empty output is wrong."""
-    return tuple(numbers_of(output, len(context.answers))) == context.answers
-
-
-def numbers_of(output: str, count: int) -> list[str]:
-    """The first ``count`` whole numbers as written, or fewer if there are no more."""
-    return NUMBER.findall(output)[:count]
 
 
 @dataclass(frozen=True)

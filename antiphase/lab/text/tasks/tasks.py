@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from antiphase.base.errors import InputError, nearest, within
 from antiphase.base.randomness import keyed_generator
 from antiphase.base.templates import UNUSABLE, Templates
+from antiphase.base.trial import together
 from antiphase.lab.settings.presets import RunSettings
 from antiphase.lab.text.labelled import Row, column_of, labelled_rows, warn_of_empty
 from antiphase.lab.text.tasks.answers import exact_match, f1, normalized
@@ -145,12 +146,15 @@ class LabelledTask:
             generator = keyed_generator(self.seed, "rows", self.settings.name)
             numbers = torch.randperm(len(self.rows), generator=generator).tolist()
         places = {row.place for row in demonstrations}
-        texts = set() if self.settings.ask_shown else {self._prompt(row) for row in demonstrations}
-        free = (
-            number for number in numbers
-            if self.rows[number].place not in places and not (texts and self._prompt(self.rows[number]) in texts)
-        )  # fmt: skip
-        return list(itertools.islice(free, count))
+
+        def free() -> Iterator[int]:
+            texts = set() if self.settings.ask_shown else {self._prompt(row) for row in demonstrations}
+            for number in numbers:
+                row = self.rows[number]
+                if row.place not in places and not (texts and self._prompt(row) in texts):
+                    yield number
+
+        return together(lambda: list(itertools.islice(free(), count)))
 
     def samples(self, asked: Sequence[int], demonstrations: Sequence[Row]) -> list[Sample]:
         """Prompts for some rows, after examples in this order.
@@ -159,11 +163,11 @@ class LabelledTask:
             LongPromptError: a prompt with its answer is longer than the model's context.
             InputError: the template does not fit a row.
         """
-        examples = self._examples(demonstrations)
+        examples, rows = self._examples(demonstrations), [self.rows[number] for number in asked]
+        filled_in = together(lambda: [(self._prompt(row), *self._options(row)) for row in rows])
         found = []
-        for number in asked:
-            row = self.rows[number]
-            found.append(self._sample(row, examples, number, row))
+        for number, row, filled in zip(asked, rows, filled_in, strict=True):
+            found.append(self._sample(row, examples, number, row, *filled))
             if not self._fits(found[-1]):
                 raise LongPromptError(
                     f"{row.place}: the prompt has {len(found[-1].prompt)} tokens and its answer up to "
@@ -183,7 +187,7 @@ class LabelledTask:
         row = self.rows[0]
         empty = {name: text if isinstance(value, str) else value for name, value in row.values.items()}
         asked = Row(f"the prompt about the text {text!r}", empty)
-        return self._sample(row, self._examples(demonstrations), 0, asked)
+        return self._sample(row, self._examples(demonstrations), 0, asked, self._prompt(asked), *self._options(row))
 
     def label(self, row: Row) -> str:
         """The label of a row in a classification task."""
@@ -215,7 +219,7 @@ class LabelledTask:
         if settings.kind == "classification":
             self.labels = self._labels([*self.rows, *(self.pool if self.has_own_examples else [])])
         with_empty = [row for row in self.rows if "" in row.values.values()]
-        warn_of_empty([row.place for row in with_empty if not self._shows_text(row)])
+        warn_of_empty(together(lambda: [row.place for row in with_empty if not self._shows_text(row)]))
 
     def _shows_text(self, row: Row) -> bool:
         """Whether any text of a row occurs in its prompt."""
@@ -230,7 +234,7 @@ class LabelledTask:
         return labelled_rows(self._path(given), split=split, header=self.settings.header, latin=latin, field=".data")
 
     def _kept(self, rows: Sequence[Row]) -> list[Row]:
-        found = [row for row in rows if self._value(self.keep, "keep", row)]
+        found = together(lambda: [row for row in rows if self._value(self.keep, "keep", row)])
         if not found:
             raise InputError(f"keep: no row is left by {self.settings.keep!r}")
         return found
@@ -241,7 +245,7 @@ class LabelledTask:
         return str(local) if local.exists() else str(given)
 
     def _labels(self, rows: Sequence[Row]) -> dict[str, str]:
-        found = dict.fromkeys(self.label(row) for row in rows)
+        found = together(lambda: dict.fromkeys(self.label(row) for row in rows))
         given = self.settings.labels
         if given:
             if unknown := [label for label in found if label not in given]:
@@ -264,7 +268,7 @@ class LabelledTask:
             raise InputError(f"label_words cannot be filled in for the label {label!r} ({error})") from None
 
     def _examples(self, demonstrations: Sequence[Row]) -> str:
-        return "".join(self._example(row) + self.settings.separator for row in demonstrations)
+        return together(lambda: "".join(self._example(row) + self.settings.separator for row in demonstrations))
 
     def _example(self, row: Row) -> str:
         """A row with its correct answer."""
@@ -321,10 +325,10 @@ class LabelledTask:
         between = "" if prompt.endswith("\n") else self.settings.delimiter
         return between + option.strip()
 
-    def _sample(self, row: Row, examples: str, number: int, asked: Row) -> Sample:
-        """The sample of a row, with the prompt that ``asked`` gives."""
-        own = self._prompt(asked)
-        options, target = self._options(row)
+    def _sample(
+        self, row: Row, examples: str, number: int, asked: Row, own: str, options: list[str], target: int
+    ) -> Sample:
+        """The sample of a row, with the prompt ``own`` of ``asked``, and the row's options."""
         prompt, head = self._asked(examples + own, row)
         written = [self._joined(prompt, option) for option in options]
         is_open = self.settings.kind == "answer"

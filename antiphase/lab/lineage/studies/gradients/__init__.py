@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from antiphase.base.errors import InputError
 from antiphase.lab.lineage.names import (
     CLASSIFIERS,
-    NORMS,
+    ENCODER_NORMS,
     check_seeds,
     device_flag,
     models_flag,
@@ -32,7 +32,10 @@ class GradientsSettings(Settings):
 
     models: Sequence[str] = models_flag([name for name in CLASSIFIERS if name != "cnn"])
     norms: Sequence[str] = flag(
-        f"{', '.join(NORMS)}; recurrent networks have none.", default=("layer_norm",), choices=NORMS, separated=True
+        f"{', '.join(ENCODER_NORMS)}; recurrent networks have none.",
+        default=("layer_norm",),
+        choices=ENCODER_NORMS,
+        separated=True,
     )
     layers: int = flag("Depth of the models.", default=12, least=2, most=1000)
     steps: Sequence[int] = flag("Training steps after which to measure.", default=(0, 10, 100), least=0, separated=True)
