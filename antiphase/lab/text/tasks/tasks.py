@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jinja2 import StrictUndefined, TemplateError, UndefinedError
@@ -78,6 +78,19 @@ def load_task(
         if settings.kind == "needles":
             return needles(settings, folder, tokenizer, samples or 100, seed, longest, run)
         return LabelledTask(settings, folder, tokenizer, longest, seed, chat=chat).task(samples)
+
+
+class FilledIn(NamedTuple):
+    """What the templates of a task make of a row."""
+
+    own: str
+    """The text of its question."""
+    prompt: str
+    """After the examples, and in the model's chat template."""
+    head: str
+    """What the latter puts before the examples."""
+    options: list[str]
+    target: int
 
 
 class LabelledTask:
@@ -164,10 +177,10 @@ class LabelledTask:
             InputError: the template does not fit a row.
         """
         examples, rows = self._examples(demonstrations), [self.rows[number] for number in asked]
-        filled_in = together(lambda: [(self._prompt(row), *self._options(row)) for row in rows])
+        filled_in = together(lambda: [self._filled_in(row, examples, row) for row in rows])
         found = []
         for number, row, filled in zip(asked, rows, filled_in, strict=True):
-            found.append(self._sample(row, examples, number, row, *filled))
+            found.append(self._sample(row, examples, number, row, filled))
             if not self._fits(found[-1]):
                 raise LongPromptError(
                     f"{row.place}: the prompt has {len(found[-1].prompt)} tokens and its answer up to "
@@ -187,7 +200,8 @@ class LabelledTask:
         row = self.rows[0]
         empty = {name: text if isinstance(value, str) else value for name, value in row.values.items()}
         asked = Row(f"the prompt about the text {text!r}", empty)
-        return self._sample(row, self._examples(demonstrations), 0, asked, self._prompt(asked), *self._options(row))
+        examples = self._examples(demonstrations)
+        return self._sample(row, examples, 0, asked, self._filled_in(row, examples, asked))
 
     def label(self, row: Row) -> str:
         """The label of a row in a classification task."""
@@ -325,11 +339,13 @@ class LabelledTask:
         between = "" if prompt.endswith("\n") else self.settings.delimiter
         return between + option.strip()
 
-    def _sample(
-        self, row: Row, examples: str, number: int, asked: Row, own: str, options: list[str], target: int
-    ) -> Sample:
-        """The sample of a row, with the prompt ``own`` of ``asked``, and the row's options."""
-        prompt, head = self._asked(examples + own, row)
+    def _filled_in(self, row: Row, examples: str, asked: Row) -> FilledIn:
+        own = self._prompt(asked)
+        return FilledIn(own, *self._asked(examples + own, row), *self._options(row))
+
+    def _sample(self, row: Row, examples: str, number: int, asked: Row, filled: FilledIn) -> Sample:
+        """The sample of a row, with the prompt of ``asked``."""
+        own, prompt, head, options, target = filled
         written = [self._joined(prompt, option) for option in options]
         is_open = self.settings.kind == "answer"
         ids = tuple(self._tokens(prompt))
