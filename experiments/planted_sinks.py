@@ -48,9 +48,7 @@ def planted(model: PreTrainedModel, heads: list[tuple[int, int]], words: Tensor,
     config = model.config
     width = config.head_dim
     seen: dict[str, Tensor] = {}
-    handles = [
-        model.get_input_embeddings().register_forward_pre_hook(lambda module, args: seen.update(ids=args[0])),
-    ]
+    handles = [model.get_input_embeddings().register_forward_pre_hook(lambda module, args: seen.update(ids=args[0]))]
 
     def bias(channel: int, *, of_words: bool) -> Any:
         def add(module: torch.nn.Module, args: tuple[Tensor], out: Tensor) -> Tensor:
@@ -119,13 +117,7 @@ def main() -> None:
         changes: dict[str, float] = {}
         for method in METHODS:
             plan = search_calibration(
-                model,
-                score_samples,
-                samples,
-                **rule,
-                method=method,
-                surrogate=log_probabilities,
-                seed=options.seed,
+                model, score_samples, samples, **rule, method=method, surrogate=log_probabilities, seed=options.seed
             )
             found = dict(plan.scores)
             if method == "exhaustive":

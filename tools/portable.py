@@ -31,10 +31,7 @@ CONSOLE = Console(highlight=False)
 PAGE = ROOT / "docs/share.md"
 MARK = "<!-- transcript portable -->\n"
 PACKAGES = ("torch", "transformers[serving]", "trl", "lm-eval[hf]")
-MODELS = {
-    "v1": ("differential", ()),
-    "v2": ("softmax", ("--attention-type", "differential_v2")),
-}
+MODELS = {"v1": ("differential", ()), "v2": ("softmax", ("--attention-type", "differential_v2"))}
 """Attention of the trained model, and what else the conversion is asked for, by folder."""
 PRESET = (
     "--preset", "demo", "--set", "training.steps=60", "--set", "evaluation.samples=4", "--set",

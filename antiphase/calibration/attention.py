@@ -155,14 +155,7 @@ def _weights(query: Tensor, key: Tensor, log_sum_exp: Tensor, scale: float) -> T
 
 
 def calibrated_step(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    others: Tensor,
-    mask: Tensor | None,
-    *,
-    scale: float,
-    beta: float,
+    query: Tensor, key: Tensor, value: Tensor, others: Tensor, mask: Tensor | None, *, scale: float, beta: float
 ) -> Tensor:
     """Calibrated attention of one query with known sinks: β A + (1 - β) Aₒ / Σ Aₒ, where Aₒ is A without its sinks.
 

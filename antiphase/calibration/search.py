@@ -51,11 +51,7 @@ class Split:
 
 
 def split_samples(
-    samples: Mapping[str, Sequence[Any]],
-    *,
-    held_out: float,
-    seed: int,
-    key: Callable[[Any], Hashable] | None = None,
+    samples: Mapping[str, Sequence[Any]], *, held_out: float, seed: int, key: Callable[[Any], Hashable] | None = None
 ) -> Split:
     """Split each data set at random; equal seeds give equal splits.
 

@@ -28,11 +28,7 @@ from antiphase.base.errors import (
     naming_fields,
     visible,
 )
-from antiphase.cli import (
-    benchmark,
-    folder_commands,
-    tools,
-)
+from antiphase.cli import benchmark, folder_commands, tools
 from antiphase.cli.groups import late_group
 from antiphase.cli.naming import flag_of
 

@@ -68,8 +68,7 @@ def convert(
         ),
     ] = None,
     portable: Annotated[
-        bool,
-        typer.Option("--portable", help="Also write the modeling code: the result loads without antiphase."),
+        bool, typer.Option("--portable", help="Also write the modeling code: the result loads without antiphase.")
     ] = False,
 ) -> None:
     """Convert a Llama, Mistral, DiffLlama, Qwen2, Qwen3, OLMo 2, EXAONE 4, Gemma, GPT-NeoX, StableLM, StarCoder2,

@@ -307,11 +307,7 @@ def _training_record(source: str) -> Record | None:
 
 
 def _write_shards(
-    conversion: Conversion,
-    checkpoint: Checkpoint,
-    folder: Path,
-    dtype: torch.dtype | None,
-    say: Callable[[str], None],
+    conversion: Conversion, checkpoint: Checkpoint, folder: Path, dtype: torch.dtype | None, say: Callable[[str], None]
 ) -> None:
     """Write the tensors to files no larger than ``largest_shard``, with an index if there are several."""
     expected = tensor_shapes(conversion.config)

@@ -56,8 +56,7 @@ def test_a_tokenizer_that_pads_without_end_is_refused(folder, name):
 
 
 @pytest.mark.parametrize(
-    ("kind", "field"),
-    [("ByT5Tokenizer", "extra_ids"), ("T5Tokenizer", "extra_ids"), ("PegasusTokenizer", "offset")],
+    ("kind", "field"), [("ByT5Tokenizer", "extra_ids"), ("T5Tokenizer", "extra_ids"), ("PegasusTokenizer", "offset")]
 )
 def test_a_tokenizer_of_endless_special_tokens_is_refused(folder, kind, field):
     path = folder({"tokenizer_class": kind, field: 10**12, "model_max_length": 10**30})

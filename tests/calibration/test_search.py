@@ -11,12 +11,7 @@ from antiphase.base.errors import InputError
 from antiphase.calibration import CalibrationPlan, calibrated, search
 from antiphase.calibration.head_sensitivity import head_sensitivities
 from antiphase.calibration.lower_layers import LowerLayerCache
-from antiphase.calibration.search import (
-    scores_of,
-    search_calibration,
-    slopes_of,
-    split_samples,
-)  # fmt: skip
+from antiphase.calibration.search import scores_of, search_calibration, slopes_of, split_samples  # fmt: skip
 
 LAYERS, MAPS, WIDTH, N = 3, 4, 8, 32
 PLANTED = {(0, 1), (2, 3)}

@@ -20,10 +20,7 @@ from antiphase import AntiphaseConfig, AntiphaseForCausalLM
 from antiphase.models import transformer
 from support.models import randomize
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 SIZES = {

@@ -141,10 +141,7 @@ class Results:
         found = []
         for rest in itertools.product(*(values for name, values in self.factors.items() if name != factor)):
             for level in levels[1:]:
-                weights = {
-                    (*rest[:place], level, *rest[place:]): 1.0,
-                    (*rest[:place], levels[0], *rest[place:]): -1.0,
-                }
+                weights = {(*rest[:place], level, *rest[place:]): 1.0, (*rest[:place], levels[0], *rest[place:]): -1.0}
                 others = [name for name in self.factors if name != factor]
                 where = ", ".join(described(name, value) for name, value in zip(others, rest, strict=True))
                 name = compared(level, levels[0])

@@ -16,10 +16,7 @@ BOTH = "forward + backward"
 RATIO_HEAD = "time ratio, below 1 is faster; quartiles in brackets"
 
 
-PROCESSORS = {
-    "AMD EPYC, AVX-512 BF16": "benchmark-attention",
-    "AMD EPYC, AVX2": "processors/avx2-attention",
-}
+PROCESSORS = {"AMD EPYC, AVX-512 BF16": "benchmark-attention", "AMD EPYC, AVX2": "processors/avx2-attention"}
 """Records of the operator by processor."""
 METERS = {"AMD EPYC, AVX-512 BF16": "processors/avx512-kernels", "AMD EPYC, AVX2": "processors/avx2-kernels"}
 """Records of the kernels alone."""

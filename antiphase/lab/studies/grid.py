@@ -98,11 +98,7 @@ class Grid:
 
     @contextmanager
     def held(
-        self,
-        *,
-        resume: bool,
-        say: Callable[[str], None],
-        begin: Callable[[], None] = lambda: None,
+        self, *, resume: bool, say: Callable[[str], None], begin: Callable[[], None] = lambda: None
     ) -> Iterator[PreparedData]:
         """Hold the study's folder, new or with ``resume`` this very study's, and prepare what all runs read.
 
@@ -226,13 +222,7 @@ class Grid:
         return run_of(run_record(self.output / job.name))
 
     def save(
-        self,
-        kind: str,
-        values: Any,
-        *,
-        started: float,
-        arrays: dict[str, Any] | None = None,
-        **more: Any,
+        self, kind: str, values: Any, *, started: float, arrays: dict[str, Any] | None = None, **more: Any
     ) -> Record:
         """The study's record, saved in its folder.
 

@@ -92,9 +92,7 @@ def columns(rows: Sequence[Row]) -> list[str]:
 
 
 def text_and_label(
-    rows: Sequence[Row],
-    text_field: str | None = None,
-    label_field: str | None = None,
+    rows: Sequence[Row], text_field: str | None = None, label_field: str | None = None
 ) -> tuple[str, str]:
     """The columns of the text and of the label: those given, or with usual names, or the other one of two.
 

@@ -14,13 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.base.files import reading
-from antiphase.lab.text.files import (
-    Files,
-    HubDataset,
-    hub_parts,
-    kind_of,
-    parquet_groups,
-)
+from antiphase.lab.text.files import Files, HubDataset, hub_parts, kind_of, parquet_groups
 from antiphase.lab.text.pieces import WINDOW, Unchanged, cut
 
 SHARD = 1 << 25

@@ -286,11 +286,7 @@ def check_tensors(
 
 
 def check_shapes(
-    found: Mapping[str, Iterable[int]],
-    expected: Mapping[str, Iterable[int]],
-    place: str,
-    *,
-    whole: str = "whole model",
+    found: Mapping[str, Iterable[int]], expected: Mapping[str, Iterable[int]], place: str, *, whole: str = "whole model"
 ) -> None:
     """Compare what a checkpoint or state dict holds with what its configuration asks for.
 

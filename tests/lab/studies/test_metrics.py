@@ -120,10 +120,7 @@ LINE = LearnedThreshold.of(0.125, 0.5)
 def test_models_that_learned_or_did_not_have_counts_and_no_interval():
     entry = compare_metric(ACCURACY, SPLIT, "softmax", threshold=LINE)
     assert entry.learned == {"softmax": [3, 3], "differential": [2, 3]}
-    assert (entry.differences["differential"].mean, entry.differences["differential"].interval) == (
-        None,
-        None,
-    )
+    assert (entry.differences["differential"].mean, entry.differences["differential"].interval) == (None, None)
     assert entry.sentence == (
         "First-query accuracy: models either learned (above 50 %) or did not; learned: softmax in 3 of 3 seeds, "
         "differential in 2 of 3 seeds."

@@ -17,14 +17,7 @@ from antiphase.lab.text import prepare as prepare_module
 from antiphase.lab.text.label_mapping import WORDS, example
 from antiphase.lab.text.packing import PackedTokens
 from antiphase.lab.text.prepare import PreparedData, check_task, prepare, symbol_tokenizer
-from antiphase.lab.text.retrieval import (
-    CITIES,
-    RetrievalTask,
-    SymbolLanguage,
-    TextLanguage,
-    needle,
-    needle_page,
-)
+from antiphase.lab.text.retrieval import CITIES, RetrievalTask, SymbolLanguage, TextLanguage, needle, needle_page
 from antiphase.lab.text.streams import SHORTEST_PERIOD, SyntheticStream, TextStream
 from antiphase.ops.shapes import IGNORED_TARGET
 

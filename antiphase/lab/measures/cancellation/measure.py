@@ -48,10 +48,7 @@ MAPS = ("softmax", "first", "second", "difference")
 
 
 def measure(
-    loaded: LoadedModel,
-    data: PreparedData,
-    settings: CancellationSettings,
-    parts: Parts = UNSTORED,
+    loaded: LoadedModel, data: PreparedData, settings: CancellationSettings, parts: Parts = UNSTORED
 ) -> Cancellation:
     """Measure the model and the same architecture with random weights."""
     task = data.task(**settings.task_sizes())

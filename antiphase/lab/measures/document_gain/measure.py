@@ -64,10 +64,7 @@ def prepare(
 
 
 def measure(
-    loaded: LoadedModel,
-    scored: dict[str, Scored],
-    settings: DocumentGainSettings,
-    parts: Parts = UNSTORED,
+    loaded: LoadedModel, scored: dict[str, Scored], settings: DocumentGainSettings, parts: Parts = UNSTORED
 ) -> DocumentGain:
     """Score all prompts."""
     return _measured(loaded.model, scored, parts)

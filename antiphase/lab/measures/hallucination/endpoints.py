@@ -23,11 +23,7 @@ LONGEST_REASON = 200
 """Largest number of characters shown of a server's own reason."""
 LIMITS = ("max_tokens", "max_completion_tokens")
 """Names of the limit of an answer's tokens; the second is sent to a server that refuses the first."""
-REFUSALS = {
-    401: "the key is missing or wrong",
-    403: "the key may not use it",
-    404: "there is no such address or model",
-}
+REFUSALS = {401: "the key is missing or wrong", 403: "the key may not use it", 404: "there is no such address or model"}
 """Errors for which neither a retry nor another question helps."""
 UNUSABLE = (400, 413, 414, 422)
 """Errors for which another question may help, but no retry."""

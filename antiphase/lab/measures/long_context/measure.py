@@ -32,10 +32,7 @@ TAIL = 8
 
 
 def measure(
-    loaded: LoadedModel,
-    data: PreparedData,
-    settings: LongContextSettings,
-    parts: Parts = UNSTORED,
+    loaded: LoadedModel, data: PreparedData, settings: LongContextSettings, parts: Parts = UNSTORED
 ) -> LongContext:
     """Measure held-out windows, with bits per byte if they are text whose bytes its tokens say."""
 

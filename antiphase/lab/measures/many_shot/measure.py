@@ -84,10 +84,7 @@ def prepare(
 
 
 def measure(
-    loaded: LoadedModel,
-    tasks: dict[str, RequestedTask],
-    settings: ManyShotSettings,
-    parts: Parts = UNSTORED,
+    loaded: LoadedModel, tasks: dict[str, RequestedTask], settings: ManyShotSettings, parts: Parts = UNSTORED
 ) -> ManyShot:
     """Measure every task with every number of examples for which there are rows."""
     found: dict[str, TaskShots] = {}

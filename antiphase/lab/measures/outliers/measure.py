@@ -32,12 +32,7 @@ PLACES = (1, 2, 3, 10, 100)
 """Ranks of the largest values that are reported."""
 
 
-def measure(
-    loaded: LoadedModel,
-    data: PreparedData,
-    settings: OutlierSettings,
-    parts: Parts = UNSTORED,
-) -> Outliers:
+def measure(loaded: LoadedModel, data: PreparedData, settings: OutlierSettings, parts: Parts = UNSTORED) -> Outliers:
     """Measure held-out windows."""
     return outliers(loaded.model, data.validation(settings.samples).input_ids, parts.report)
 

@@ -17,10 +17,7 @@ from antiphase.lab.text.streams import Batch
 
 
 def measure(
-    loaded: LoadedModel,
-    data: PreparedData,
-    settings: PerplexitySettings,
-    parts: Parts = UNSTORED,
+    loaded: LoadedModel, data: PreparedData, settings: PerplexitySettings, parts: Parts = UNSTORED
 ) -> Perplexity:
     """Measure as many windows as requested, or all if the text has fewer."""
     return held_out_perplexity(loaded.model, data.validation(settings.samples), parts.report)

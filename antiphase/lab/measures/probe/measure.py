@@ -69,12 +69,7 @@ def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Cal
     return torch.cat([opening, blocks, ending], dim=1)
 
 
-def measure(
-    loaded: LoadedModel,
-    ids: Tensor,
-    settings: ProbeSettings,
-    parts: Parts = UNSTORED,
-) -> Probe:
+def measure(loaded: LoadedModel, ids: Tensor, settings: ProbeSettings, parts: Parts = UNSTORED) -> Probe:
     """Measure the sequences of the text."""
     tokenizer = loaded.tokenizer
     return sinks_on_text(

@@ -26,10 +26,7 @@ from antiphase.lab.text.streams import Batch
 
 
 def measure(
-    loaded: LoadedModel,
-    data: PreparedData,
-    settings: QuantizationSettings,
-    parts: Parts = UNSTORED,
+    loaded: LoadedModel, data: PreparedData, settings: QuantizationSettings, parts: Parts = UNSTORED
 ) -> Quantization:
     """Measure held-out windows and retrieval sequences."""
     task = data.task(**settings.task_sizes())

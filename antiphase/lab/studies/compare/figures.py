@@ -64,13 +64,7 @@ def learning_curves(record: Record) -> Figure | None:
             if middle:
                 dots = MARKERS[index % len(MARKERS)] if len(middle) == 1 else None
                 axes.plot(
-                    shared,
-                    middle,
-                    color=colour,
-                    linewidth=2.6,
-                    linestyle=LINES[index % 4],
-                    label=name,
-                    marker=dots,
+                    shared, middle, color=colour, linewidth=2.6, linestyle=LINES[index % 4], label=name, marker=dots
                 )
         axes.set(title=titles[key], xlabel="optimizer steps", ylabel=titles[key])
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -48,13 +48,7 @@ def memory(found: Estimates) -> Table:
 @Estimates.from_record
 def sent(found: Estimates) -> Table:
     """Communication of a GPU in a step."""
-    rows = [
-        [
-            row.arm,
-            *(f"{getattr(row, name) / 1e9:.2f} GB" for name in SENT),
-        ]
-        for row in found.rows
-    ]
+    rows = [[row.arm, *(f"{getattr(row, name) / 1e9:.2f} GB" for name in SENT)] for row in found.rows]
     columns = [Column("Arm"), Column("Gathered"), Column("Scattered as sums"), Column("Summed over copies"),
                Column("Exchanged"), Column("Summed over heads")]  # fmt: skip
     return Table(title="Communication of each GPU in a step", columns=columns, rows=rows)

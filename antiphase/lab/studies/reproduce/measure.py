@@ -28,15 +28,7 @@ from antiphase.lab.studies.estimate.measure import estimate as estimate_training
 from antiphase.lab.studies.estimate.measure import estimated
 from antiphase.lab.studies.jobs import Report
 from antiphase.lab.studies.plan import Plan
-from antiphase.lab.studies.reproduce import (
-    OWN,
-    PAPER,
-    TITLES,
-    Models,
-    NeededForLoss,
-    ReproduceSettings,
-    Reproduction,
-)
+from antiphase.lab.studies.reproduce import OWN, PAPER, TITLES, Models, NeededForLoss, ReproduceSettings, Reproduction
 from antiphase.lab.studies.reproduce.claims import CLAIMS, PRIMARY, UNJUDGED
 from antiphase.lab.studies.reproduce.judging import judge_all
 from antiphase.lab.studies.reproduce.parts import PaperParts, check_own

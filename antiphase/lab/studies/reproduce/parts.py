@@ -180,13 +180,7 @@ class PaperParts:
         )
 
     def once(
-        self,
-        part: str,
-        name: str,
-        work: Callable[[Path], Record],
-        *,
-        arm: str | None = None,
-        seed: int | None = None,
+        self, part: str, name: str, work: Callable[[Path], Record], *, arm: str | None = None, seed: int | None = None
     ) -> Record:
         """A measurement in a folder that appears when it is whole; its record says arm and seed.
 

@@ -20,8 +20,7 @@ class PredictSettings(Settings):
     folder = "optional"
 
     name: str = argument(
-        "RUN",
-        "Output of antiphase classify, a run of antiphase translate, or any text classifier or translator.",
+        "RUN", "Output of antiphase classify, a run of antiphase translate, or any text classifier or translator."
     )
     texts: Sequence[str] = flag("Text to read. Repeatable.", name="--text", default=())
     files: Sequence[str] = flag(

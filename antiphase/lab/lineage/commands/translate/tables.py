@@ -43,12 +43,7 @@ def models(read: Translate) -> Table | None:
             " Aligned: share of target words whose largest weight, signed in differential models, is on the right "
             "source word, by the mean of a layer's heads and by one head; both were chosen on training pairs."
         )
-    return Table(
-        title="Translation",
-        columns=columns,
-        rows=rows,
-        note=note,
-    ).without_empty_columns()
+    return Table(title="Translation", columns=columns, rows=rows, note=note).without_empty_columns()
 
 
 def _share(share: float, interval: Sequence[float]) -> str:

@@ -206,13 +206,7 @@ def slopes(found: CalibrationStudy) -> Figure | None:
 PRESENTATION = Presentation(
     introduction="The experiments of the calibration paper on this model: heads were chosen on one part of the "
     "samples, and every gain is measured on the other, beside controls with random heads and random tokens.",
-    tables=lambda record: [
-        plain(record),
-        measures(record),
-        single_heads(record),
-        screening(record),
-        effects(record),
-    ],
+    tables=lambda record: [plain(record), measures(record), single_heads(record), screening(record), effects(record)],
     finding=finding,
     closing=closing,
     figures={
