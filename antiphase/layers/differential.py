@@ -16,7 +16,7 @@ from antiphase.layers.attention import AttentionLayer, CommonArguments
 from antiphase.layers.exchange import Exchange
 from antiphase.layers.functions import own_implementation, refuse_unknown
 from antiphase.layers.lambdas import LAMBDA_STD, check_even_maps, check_one_of
-from antiphase.layers.lambdas import lambda_init as schedule
+from antiphase.layers.lambdas import lambda_init as lambda_of_depth
 from antiphase.layers.masks import visible_keys
 from antiphase.layers.noise_heads import check_noise_heads, paired
 from antiphase.layers.norm import RMSNorm
@@ -96,7 +96,7 @@ class DifferentialHeads(_LambdaAndNorm):
 
     def __init__(self, width: int, layer_idx: int, eps: float) -> None:
         super().__init__()
-        self.lambda_init = schedule(layer_idx)
+        self.lambda_init = lambda_of_depth(layer_idx)
         self._add_lambda(width)
         self.head_norm = RMSNorm(2 * width, eps, 1.0 - self.lambda_init, is_rounded=True)
         self.reset_lambda()
@@ -162,7 +162,7 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         super().__init__(hidden_size, maps, queries=queries, outputs=maps, **common)
         self.lambda_form, self.num_noise_heads, self.second_map = lambda_form, num_noise_heads, second_map
         self.heads_per_noise = 1 if num_noise_heads is None else heads // num_noise_heads
-        self.lambda_init = schedule(self.layer_idx) if lambda_init is None else lambda_init
+        self.lambda_init = lambda_of_depth(self.layer_idx) if lambda_init is None else lambda_init
         self._has_vectors = lambda_form == "exponential" and second_map != "none"
         if self._has_vectors:
             self._add_lambda(self.head_dim)

@@ -109,7 +109,7 @@ def summarize(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         needles, queries, length, depth = size
         members = groups[size]
         shares = [cell["correct"] / cell["samples"] for cell in members]
-        alone = len(members) == 1
+        is_one = len(members) == 1
         rows.append(
             {
                 "needles": needles,
@@ -118,9 +118,9 @@ def summarize(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 "depth": depth,
                 "accuracy": statistics.median(shares),
                 "interval": list(wilson_interval(members[0]["correct"], members[0]["samples"]))
-                if alone
+                if is_one
                 else [min(shares), max(shares)],
-                "interval_is": "Wilson 95 %" if alone else "range over seeds",
+                "interval_is": "Wilson 95 %" if is_one else "range over seeds",
                 "models": len(members),
                 "samples": members[0]["samples"],
                 "guess_rate": members[0]["guess_rate"],

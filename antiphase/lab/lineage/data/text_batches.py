@@ -49,6 +49,22 @@ def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> EncodedT
     return EncodedTexts(tokenizer(list(texts), verbose=False)["input_ids"], 0 if pad is None else pad)
 
 
+def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The id of unknown words; None for byte-level tokenizers, which know every word and name the end token instead."""
+    number = tokenizer.unk_token_id
+    return None if number in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id) else number
+
+
+def unknown_words(tokenizer: PreTrainedTokenizerBase, text: str) -> list[str]:
+    """The parts of a text that the tokenizer does not know, so that a model cannot tell them apart."""
+    unknown = unknown_id(tokenizer)
+    if unknown is None or not tokenizer.is_fast:
+        return []
+    found = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False, verbose=False)
+    places = zip(found["input_ids"], found["offset_mapping"], strict=True)
+    return list(dict.fromkeys(text[start:end] for number, (start, end) in places if number == unknown))
+
+
 def shuffled_batches(texts: EncodedTexts, size: int, *key: object) -> list[list[int]]:
     """Rows of each batch of an epoch, in random order given ``key``; the texts of a batch have similar lengths."""
     generator = keyed_generator(*key)

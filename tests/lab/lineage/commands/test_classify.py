@@ -117,6 +117,9 @@ def test_predict_agrees_with_the_record(antiphase, tmp_path):
         assert sum(row["probabilities"].values()) == pytest.approx(1, abs=1e-6)
         assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
     assert values(tmp_path / "p")["rows"] == found
+    code, out, _ = antiphase("predict r --text", ["a Glad xylophone of xylophone"])
+    assert "Unknown to the model in 'a Glad xylophone of xylophone'" in " ".join(out.split())
+    assert " ".join(out.split()).count("xylophone") == 5  # in the table, the sentence, and once by itself
     code, out, _ = antiphase("predict r --text", ["[bold]a glad day[/]"])
     assert code == 0
     assert "[bold]a glad day[/]" in out

@@ -21,7 +21,7 @@ from antiphase.base.folders.ownership import check_empty, new_folder
 from antiphase.base.records import Record, finite
 from antiphase.lab.lineage.commands.predict import PredictSettings
 from antiphase.lab.lineage.data.labelled_texts import read_texts
-from antiphase.lab.lineage.data.text_batches import EncodedTexts, encode
+from antiphase.lab.lineage.data.text_batches import EncodedTexts, encode, unknown_words
 from antiphase.lab.lineage.finished_runs import check_lengths
 from antiphase.lab.lineage.scoring.classification import class_probabilities
 from antiphase.lab.lineage.scoring.translation import written_texts
@@ -74,7 +74,10 @@ def predict(
     check_lengths(texts, [place for place, _ in given], model, remedy="shorten it")
     with refused_by_model(request.name, field="run"):
         found = translated(model, tokenizer, texts) if writes else classified(model, texts)
-    rows = [{"text": text} | one for (_, text), one in zip(given, found, strict=True)]
+    rows = [
+        {"text": text, "unknown": unknown_words(tokenizer, text)} | one
+        for (_, text), one in zip(given, found, strict=True)
+    ]
     record = Record(kind="predict", values=finite({"model": request.name, "rows": rows}), config={**asdict(request)})
     if output is not None:
         with new_folder(output):

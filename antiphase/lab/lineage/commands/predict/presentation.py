@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from antiphase.base.errors import brief
 from antiphase.base.records import Record
 from antiphase.lab.pages.presentation import Presentation
 from antiphase.lab.pages.tables import Column, Table, format_value
@@ -13,9 +14,11 @@ MOST_COLUMNS = 8
 def predictions(record: Record) -> Table | None:
     """Label and probabilities of each text, or its translation."""
     rows = record.values["rows"]
+    unknown = {row["text"]: words for row in rows if (words := row.get("unknown"))}
+    note = " ".join(f"Unknown to the model in {brief(text)}: {', '.join(words)}." for text, words in unknown.items())
     if "translation" in rows[0]:
-        columns = [Column("Text"), Column("Translation")]
-        return Table(title="Translations", columns=columns, rows=[[row["text"], row["translation"]] for row in rows])
+        columns, cells = [Column("Text"), Column("Translation")], [[row["text"], row["translation"]] for row in rows]
+        return Table(title="Translations", columns=columns, rows=cells, note=note)
     labels = list(rows[0]["probabilities"])
     if len(labels) <= MOST_COLUMNS:
         columns = [Column("Text"), Column("Label"), *(Column(label, "percent") for label in labels)]
@@ -23,7 +26,7 @@ def predictions(record: Record) -> Table | None:
     else:
         columns = [Column("Text"), Column("Label"), Column("Probabilities")]
         cells = [[row["text"], row["label"], _listed(row["probabilities"])] for row in rows]
-    return Table(title="Predictions", columns=columns, rows=cells, is_matrix=True)
+    return Table(title="Predictions", columns=columns, rows=cells, note=note, is_matrix=True)
 
 
 def _listed(shares: dict[str, float]) -> str:

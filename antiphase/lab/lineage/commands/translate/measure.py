@@ -34,7 +34,7 @@ from antiphase.lab.lineage.commands.translate import (
 from antiphase.lab.lineage.data.generated_language import generated_pairs, lexicon
 from antiphase.lab.lineage.data.labelled_texts import normal_form
 from antiphase.lab.lineage.data.parallel import Pair, held_out_pairs, read_pairs
-from antiphase.lab.lineage.data.text_batches import EncodedTexts, encode
+from antiphase.lab.lineage.data.text_batches import EncodedTexts, encode, unknown_id
 from antiphase.lab.lineage.data.vocabularies import TOKENIZERS, content_of_own, train_words
 from antiphase.lab.lineage.finished_runs import RunGroup, check_lengths, load_or_run_each, make_elsewhere, save_run
 from antiphase.lab.lineage.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
@@ -368,12 +368,6 @@ def translations(
 def with_end(ids: list[int], end: int) -> list[int]:
     """The ids, ending with the end token."""
     return ids if ids[-1:] == [end] else [*ids, end]
-
-
-def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The id of unknown words; None for byte-level tokenizers, which know every word and name the end token instead."""
-    number = tokenizer.unk_token_id
-    return None if number in (tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id) else number
 
 
 def shown_pair(sources: EncodedTexts) -> int:
