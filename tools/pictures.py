@@ -92,7 +92,8 @@ def cluster() -> Figure:
         "shard=4, context=2": "half of the tokens,\na quarter of the weights",
         "shard=4, tensor=2": "half of the heads,\na quarter of their weights",
     }  # fmt: skip
-    figure, axes = plt.subplots(1, len(settings), figsize=(8.6, 1.9), layout="constrained")
+    figure, axes = plt.subplots(1, len(settings), figsize=(8.6, 2.2), layout="constrained")
+    figure.suptitle("eight processes; those of one colour read the same sequences", fontsize=9)
     for axis, (setting, words) in zip(axes, settings.items(), strict=True):
         together = 2 if "," in setting else 1
         axis.imshow(numpy.arange(8).reshape(2, 4, order="F") // together, cmap="Set3", vmin=0, vmax=12)
