@@ -30,8 +30,8 @@ PLAIN_NAMES = {
     "defined", "undefined", "none",
 }  # fmt: skip
 """Filters and tests whose time is that of reading their value once."""
-PLAIN_METHODS = {"strip", "lstrip", "rstrip", "upper", "lower", "capitalize", "title", "split"}
-"""Those of texts, with constants only."""
+PLAIN_WITH_CONSTANTS = {"strip", "lstrip", "rstrip", "upper", "lower", "capitalize", "title", "split", "replace"}
+"""Methods of texts, and the filter of that name, with constants only."""
 
 
 class _BoundedTemplate(Template):
@@ -51,13 +51,13 @@ def _bounded(work: Callable[[], Any], *, is_plain: bool) -> Any:
 
 def _is_plain(tree: nodes.Node) -> bool:
     """Whether a template or expression reads values and writes them, as most do, and nothing else."""
-    if isinstance(tree, (nodes.Filter, nodes.Test)) and tree.name not in PLAIN_NAMES:
-        return False
-    if isinstance(tree, nodes.Call):
-        method = tree.node.attr if isinstance(tree.node, nodes.Getattr) else None
-        if method not in PLAIN_METHODS or not all(isinstance(given, nodes.Const) for given in tree.args):
-            return False
-        if tree.dyn_args or tree.dyn_kwargs:
+    if isinstance(tree, (nodes.Filter, nodes.Test, nodes.Call)):
+        called = tree.node if isinstance(tree, nodes.Call) else None
+        name = called.attr if isinstance(called, nodes.Getattr) else getattr(tree, "name", None)
+        has_constants = not (tree.dyn_args or tree.dyn_kwargs) and all(
+            isinstance(one, nodes.Const) for one in tree.args
+        )
+        if not (name in PLAIN_NAMES and called is None) and not (name in PLAIN_WITH_CONSTANTS and has_constants):
             return False
     if isinstance(tree, nodes.Compare):  # two lists of lists may be compared without end
         sides = [isinstance(side, nodes.Const) for side in (tree.expr, *(operand.expr for operand in tree.ops))]

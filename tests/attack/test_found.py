@@ -276,7 +276,7 @@ def test_a_piece_that_reaches_a_bound_is_stopped_where_it_stands(monkeypatch, ch
 def test_rows_of_a_task_need_few_children(tmp_path, text_tokenizer, children):
     rows = "".join(f"l{number % 2} text {number}\n" for number in range(60))
     (tmp_path / "rows.txt").write_text(rows)
-    settings = {"kind": "classification", "data": "rows.txt", "prompt": "{{ text | replace('t', 'T') }}:", "shots": 1}
+    settings = {"kind": "classification", "data": "rows.txt", "prompt": "{{ text | replace(label, 'T') }}:", "shots": 1}
     settings |= {"keep": "text | reverse | length > 2", "target": "label * 1"}
     (tmp_path / "task.yaml").write_text(yaml.safe_dump(settings))
     found = load_task(str(tmp_path / "task.yaml"), text_tokenizer)
@@ -286,7 +286,8 @@ def test_rows_of_a_task_need_few_children(tmp_path, text_tokenizer, children):
 
 @pytest.mark.parametrize(("source", "is_plain"), [
     ("{{ question.strip() }}\nA. {{ choices[0] }}{% if answer == 3 %} or {{ text[1:] ~ [a, b] }}{% endif %}", True),
-    ("{{ text.split(' ')[-1] + (text | trim) }}", True),
+    ("{{ text.split(' ')[-1] + (text | trim | replace('t', 'T')) }}", True),
+    ("{{ text | replace(a, b) }}", False),
     ("{% if a == b %}1{% endif %}", False),
     ("{% if a == b == 1 %}1{% endif %}", False),
     ("{{ text.split(*b) }}", False),

@@ -268,7 +268,7 @@ class LabelledTask:
                 )
             labels = dict(given)
         else:
-            labels = {label: self._words(label) for label in sorted(found)}
+            labels = together(lambda: {label: self._words(label) for label in sorted(found)})
         if len(found) == 1:
             raise InputError(f"all rows have the label '{next(iter(found))}'; a task needs at least two")
         if empty := [label for label, words in labels.items() if not words.strip()]:
