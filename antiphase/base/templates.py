@@ -66,6 +66,12 @@ def _is_plain(tree: nodes.Node) -> bool:
     return isinstance(tree, PLAIN) and all(map(_is_plain, tree.iter_child_nodes()))
 
 
+def _is_one_assignment(tree: nodes.Template) -> bool:
+    """As Jinja writes an expression; several could each double a text."""
+    only = tree.body[0] if len(tree.body) == 1 else None
+    return isinstance(only, nodes.Assign) and _is_plain(only.node)
+
+
 class BoundedTemplates(SandboxedEnvironment):
     """Jinja's sandbox with bounds: no access to Python's own attributes, no endless loops, no texts of gigabytes.
 
@@ -79,7 +85,8 @@ class BoundedTemplates(SandboxedEnvironment):
     def from_string(self, source: Any, *args: Any, **kwargs: Any) -> Template:
         """A template; constants are computed here already."""
         with bounded_work():
-            is_plain = isinstance(source, str) and _is_plain(self.parse(source))
+            tree = source if isinstance(source, nodes.Template) else self.parse(source)
+            is_plain = _is_plain(tree) or _is_one_assignment(tree)
         made = _bounded(lambda: super(BoundedTemplates, self).from_string(source, *args, **kwargs), is_plain=is_plain)
         made.is_plain = is_plain
         return cast(Template, made)

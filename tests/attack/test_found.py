@@ -304,6 +304,20 @@ def test_templates_that_only_read_and_write_need_no_child(children, source, is_p
     assert bool(children) != is_plain
 
 
+@pytest.mark.parametrize(("source", "is_plain"), [
+    ("text | length > 2", True), ("choices.label[0]", True), ("text | reverse", False), ("[a] * 9", False),
+])  # fmt: skip
+def test_expressions_that_only_read_need_no_child(children, source, is_plain):
+    found = Templates().expression(source)
+    found({"text": "abc", "choices": {"label": ["x"]}, "a": 1})
+    assert bool(children) != is_plain
+
+
+def test_two_assignments_may_double_a_text(children):
+    assert Templates().from_string("{% set a = b ~ b %}").is_plain
+    assert not Templates().from_string("{% set a = b ~ b %}{% set a = a ~ a %}").is_plain
+
+
 def test_bounds_end_with_their_block():
     before = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(BoundError, match=r"longer than 0\.1 s"), bounded_work(seconds=0.1):
