@@ -19,7 +19,7 @@ from antiphase.attention.selected_maps import MapChoice, outputs_by_map
 from antiphase.base.errors import NonFiniteError
 from antiphase.calibration.apply import CalibrationRule, CalibrationState
 from antiphase.calibration.attention import attend
-from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.plan import CalibrationPlan, heads_by_layer
 
 
 class _GatedHeads:
@@ -53,11 +53,12 @@ def head_sensitivities(
         ValueError: the score cannot be differentiated.
         NonFiniteError: a derivative is not finite.
     """
-    maps = model.config.get_text_config().num_attention_heads
+    maps = heads_by_layer(model)
     gates = {
-        layer: torch.zeros(maps, dtype=torch.float32, device=model.device, requires_grad=True) for layer in plan.heads
+        layer: torch.zeros(maps[layer], dtype=torch.float32, device=model.device, requires_grad=True)
+        for layer in plan.heads
     }
-    every = CalibrationPlan({layer: range(maps) for layer in gates}, plan.alpha, plan.beta, plan.mode)
+    every = CalibrationPlan({layer: range(maps[layer]) for layer in gates}, plan.alpha, plan.beta, plan.mode)
     screening = _GatedHeads(every, gates)
     gated = transformed(model, screening, layers=every.heads, state=CalibrationState, check=screening.rule.check)
     with gated, torch.enable_grad():

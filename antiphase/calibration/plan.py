@@ -13,7 +13,7 @@ from typing import Any, Self
 import torch
 from transformers import PreTrainedModel
 
-from antiphase.attention.hooks import refuse_encoder_decoder
+from antiphase.attention.hooks import observed, refuse_encoder_decoder
 from antiphase.base.errors import InputError, brief, nearest
 from antiphase.base.files import read_json
 from antiphase.base.records import write_atomically
@@ -140,8 +140,20 @@ class CalibrationPlan(Shown):
         for layer, heads in self.heads.items():
             if layer >= layers:
                 raise InputError(f"the plan names layer {layer}, but the model's layers are 0 to {layers - 1}")
-            if heads[-1] >= maps:
-                raise InputError(f"the plan names head {heads[-1]} of layer {layer}, but heads are 0 to {maps - 1}")
+            if heads[-1] >= maps and heads[-1] >= (count := heads_by_layer(model).get(layer, 0)):
+                raise InputError(f"the plan names head {heads[-1]} of layer {layer}, but heads are 0 to {count - 1}")
+
+
+def heads_by_layer(model: PreTrainedModel) -> dict[int, int]:
+    """Number of softmax maps of each layer that attends, as the model forms them on two tokens.
+
+    Configurations of models whose layers have different numbers of heads say so in many ways.
+    """
+    found: dict[int, int] = {}
+    ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
+    with torch.no_grad(), observed(model, lambda call, *_: found.update({call.layer: call.query.shape[1]})):
+        model(input_ids=ids)
+    return found
 
 
 def fingerprint(model: PreTrainedModel) -> dict[str, Any]:

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from antiphase.attention.hooks import refuse_encoder_decoder
 from antiphase.base.errors import InputError
 from antiphase.calibration.apply import Calibration, calibrated, installed
 from antiphase.calibration.changes import Scores, changes_of, gain_interval, mean_of, rounding_of
 from antiphase.calibration.head_sensitivity import head_sensitivities
 from antiphase.calibration.lower_layers import LowerLayerCache
-from antiphase.calibration.plan import CalibrationPlan, fingerprint
+from antiphase.calibration.plan import CalibrationPlan, fingerprint, heads_by_layer
 
 Score = Callable[[PreTrainedModel, Sequence[Any]], Tensor]
 """Returns one score per sample, higher is better."""
@@ -211,10 +212,11 @@ def search_calibration(
     """
     if method not in METHODS:
         raise InputError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    text = model.config.get_text_config()
-    searched = list(range(text.num_hidden_layers)) if layers is None else sorted(set(layers))
+    searched = range(model.config.get_text_config().num_hidden_layers) if layers is None else sorted(set(layers))
     rule: dict[str, Any] = {"alpha": alpha, "beta": beta, "mode": mode}
-    every = CalibrationPlan({layer: range(text.num_attention_heads) for layer in searched}, **rule)
+    refuse_encoder_decoder(model)
+    maps_of = heads_by_layer(model)
+    every = CalibrationPlan({layer: range(maps_of.get(layer, 1)) for layer in searched}, **rule)
     every.check(model)
     named = dict(samples) if isinstance(samples, Mapping) else {"samples": samples}
     split = split_samples(named, held_out=held_out, seed=seed, key=key)
@@ -239,7 +241,7 @@ def search_calibration(
         scores={
             "method": method, "seed": seed,
             "evaluations": len(heads) + (SLOPE_COST if slopes else 0),
-            "exhaustive_evaluations": len(searched) * text.num_attention_heads,
+            "exhaustive_evaluations": sum(map(len, every.heads.values())),
             "samples": {name: len(given) for name, given in named.items()},
             "search_samples": split.search_numbers, "left_out": split.left_out, "rounding": rounding,
             "search_before": mean_of(base),

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPTNeoXConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPTNeoXConfig, LagunaConfig, LlamaConfig
 
 import antiphase
 from antiphase.base.errors import InputError
@@ -323,3 +323,31 @@ def test_heads_without_a_sink_tie(model_and_score):
     plan = search_calibration(model, score, samples(), alpha=500.0, held_out=0.5)
     assert plan.heads == {}
     assert {row["change"] for row in plan.scores["heads"].values()} == {0.0}
+
+
+def test_every_head_is_tried_where_layers_have_different_numbers():
+    torch.manual_seed(0)
+    config = LagunaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_attention_heads_per_layer=[4, 8, 2], num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+        num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16,
+        sliding_window=16, layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval()
+
+    def score(model, given):
+        with torch.no_grad():
+            return model(torch.stack(list(given))).logits.log_softmax(-1)[:, -1, 7]
+
+    for method in ("exhaustive", "screen"):
+        surrogate = {"surrogate": lambda model, given: model(torch.stack(list(given))).logits[:, -1, 7]}
+        plan = search_calibration(model, score, samples(), alpha=1.5, method=method, **surrogate)
+        if method == "exhaustive":
+            heads = {(layer, head) for layer, count in enumerate((4, 8, 2)) for head in range(count)}
+            assert set(plan.scores["heads"]) == {f"{layer}.{head}" for layer, head in heads}
+        assert plan.scores["exhaustive_evaluations"] == 14
+    CalibrationPlan({1: [7]}).check(model)
+    with pytest.raises(InputError, match="head 8 of layer 1, but heads are 0 to 7"):
+        CalibrationPlan({1: [8]}).check(model)
+    with pytest.raises(InputError, match="head 4 of layer 2, but heads are 0 to 1"):
+        CalibrationPlan({2: [4]}).check(model)

@@ -20,7 +20,7 @@ from antiphase.base.folders.work import Work
 from antiphase.base.records import Record, finite
 from antiphase.calibration.apply import calibrated
 from antiphase.calibration.changes import Scores
-from antiphase.calibration.plan import CalibrationPlan, fingerprint
+from antiphase.calibration.plan import CalibrationPlan, fingerprint, heads_by_layer
 from antiphase.calibration.search import NO_SINKS, Score, Split, split_samples
 from antiphase.lab.measures.result import Result
 from antiphase.lab.scoring.lengths import context_length
@@ -80,8 +80,7 @@ def by_mode(score: Callable[..., Any], mode: str) -> Callable[..., Any]:
 
 def check_model(model: PreTrainedModel, tasks: Mapping[str, Task], mode: str) -> None:
     """Raise a ValueError for a model that cannot be calibrated, before anything long begins."""
-    count = getattr(model.config.get_text_config(), "num_attention_heads", 0)
-    plan = CalibrationPlan({0: range(max(1, count))}, alpha=NO_SINKS, mode=mode)
+    plan = CalibrationPlan({0: range(heads_by_layer(model).get(0, 1))}, alpha=NO_SINKS, mode=mode)
     with calibrated(model, plan):
         by_mode(score_samples, mode)(model, [next(iter(tasks.values())).samples[0]])
 

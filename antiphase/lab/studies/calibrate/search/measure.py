@@ -20,7 +20,7 @@ from antiphase.base.folders.ownership import undone_if_refused
 from antiphase.base.folders.work import work_in
 from antiphase.base.records import Record
 from antiphase.calibration.changes import changes_of, gain_interval, mean_of
-from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.plan import CalibrationPlan, heads_by_layer
 from antiphase.calibration.search import SCREENED_SHARE, HeadResult, Split, scores_of, search_calibration
 from antiphase.lab.scoring.loading import refused_by_model
 from antiphase.lab.scoring.task_scores import log_probabilities, score_samples
@@ -117,19 +117,19 @@ def _check_method(settings: SearchSettings, searched: Mapping[str, Sequence[Samp
 
 
 def _tell_time(settings: SearchSettings, model: PreTrainedModel, split: Split, say: Callable[[str], None]) -> None:
-    text = model.config.get_text_config()
-    last, maps = text.num_hidden_layers, text.num_attention_heads
+    last, maps = model.config.get_text_config().num_hidden_layers, heads_by_layer(model)
     layers = range(last) if settings.layers is None else sorted(set(settings.layers))
+    heads = sum(maps.get(layer, 0) for layer in layers)
     searched = [sample for some in split.search.values() for sample in some]
     held_out = [sample for some in split.held_out.values() for sample in some]
     evaluations = {
-        "exhaustive": float(maps * len(layers)),
-        "cached": maps * sum(1 - layer / last for layer in layers),
-        "screen": max(1.0, SCREENED_SHARE * maps * len(layers)),
+        "exhaustive": float(heads),
+        "cached": sum(maps.get(layer, 0) * (1 - layer / last) for layer in layers),
+        "screen": max(1.0, SCREENED_SHARE * heads),
     }[settings.method]
     share = (_judged_count(settings) + 2) * tokens_of(held_out) / max(1, tokens_of(searched))
     seconds = (evaluations + 2 + share) * measured_seconds(model, searched, settings.mode)
-    say(f"{maps * len(layers)} heads, {len(searched)} samples to search by: {spoken_time(seconds)} in all")
+    say(f"{heads} heads, {len(searched)} samples to search by: {spoken_time(seconds)} in all")
 
 
 def _judged_count(settings: SearchSettings) -> int:

@@ -24,7 +24,7 @@ from antiphase.base.randomness import keyed_generator
 from antiphase.base.records import Record
 from antiphase.calibration.apply import calibrated
 from antiphase.calibration.changes import Scores, changes_of, gain_interval, mean_of, rounding_of, sign_flips
-from antiphase.calibration.plan import CalibrationPlan
+from antiphase.calibration.plan import CalibrationPlan, heads_by_layer
 from antiphase.calibration.search import NO_SINKS, SLOPE_COST, Head, by_layer, screened_heads, slopes_of, unlike
 from antiphase.calibration.variants import Rule, varied
 from antiphase.lab.scoring.loading import LoadedModel, refused_by_model
@@ -86,9 +86,9 @@ def study(
 
 
 def _heads(settings: CalibrationStudySettings, model: PreTrainedModel) -> list[Head]:
-    text = model.config.get_text_config()
-    layers = range(text.num_hidden_layers) if settings.layers is None else sorted(set(settings.layers))
-    return [(layer, head) for layer in layers for head in range(text.num_attention_heads)]
+    last, maps = model.config.get_text_config().num_hidden_layers, heads_by_layer(model)
+    layers = range(last) if settings.layers is None else sorted(set(settings.layers))
+    return [(layer, head) for layer in layers for head in range(maps.get(layer, 1))]
 
 
 class _Study:
