@@ -181,13 +181,14 @@ def _ctrl_c_stops() -> Iterator[None]:
         yield
     except Interrupted:
         raise
-    except Exception:  # whatever a library makes of KeyboardInterrupt; anything else is raised again
+    except (Exception, KeyboardInterrupt):  # whatever a library makes of the latter; anything else is raised again
         if pressed:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             _fail("stopped", 130)
         raise
     finally:
-        if is_default:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if is_default:  # pressed again, it would interrupt the sentence
+            signal.signal(signal.SIGINT, signal.SIG_IGN if pressed else signal.default_int_handler)
 
 
 LONGEST, END, WORD = 280, 80, 24

@@ -28,10 +28,20 @@ def test_ctrl_c_is_exit_code_130_and_one_sentence(antiphase, monkeypatch, instea
         raise instead
 
     monkeypatch.setattr(settings, "load_preset", interrupt)
-    before = signal.getsignal(signal.SIGINT)
     code, _, err = antiphase("compare --output x")
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler) is signal.SIG_IGN
     assert (code, err) == (130, "antiphase: stopped\n")
-    assert signal.getsignal(signal.SIGINT) is before
+    assert ignored  # pressed again, it would interrupt the sentence
+
+
+def test_ctrl_c_before_a_command_begins_is_one_sentence_too(monkeypatch, capsys):
+    """While the command line itself is made."""
+    monkeypatch.setattr(cli, "app", lambda **_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(sys, "argv", ["antiphase", "env"])
+    with pytest.raises(SystemExit, match="130"):
+        cli.main()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert capsys.readouterr().err == "antiphase: stopped\n"
 
 
 def test_message_of_several_lines_becomes_one(antiphase, monkeypatch):
