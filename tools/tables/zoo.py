@@ -6,7 +6,10 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+
 from antiphase.base.records import Record
+from antiphase.lab.scoring.states import KEYED
 from antiphase.models.source_formats import ARCHITECTURES
 
 RECORDS = Path(__file__).resolve().parents[2] / "records"
@@ -82,8 +85,20 @@ def _answers(name: str, cells: dict[str, dict[str, dict[str, Any]]]) -> tuple[st
     reason = next((short for words, short in REASONS.items() if words in why), "")
     texts = [equal[cell] for cell in ("padding", "chunks", "options") if cell in cells]
     fast = equal["attention"] and reason not in (OWN_CODE, NO_ATTENTION)
-    asked = (equal["statistics"], equal["calibration"], all(texts) if texts else None, name in ARCHITECTURES, fast)
+    states = _carries_state(name)
+    calibrates, converts = equal["calibration"] and not states, name in ARCHITECTURES
+    asked = (equal["statistics"], calibrates, all(texts) if texts else None, converts, fast)
+    reason = reason or ("carries a state" if states and equal["calibration"] else "")
     return (*("–" if answer is None else "yes" if answer else "no" for answer in asked), reason)
+
+
+def _carries_state(name: str) -> bool:
+    """Whether a prompt cannot be read before its answers, as commands of calibration do (``scoring/states.py``)."""
+    config = AutoConfig.for_model(name)
+    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    if kind is None:
+        return False
+    return bool(kind._is_stateful) or any(type(layer) not in KEYED for layer in DynamicCache(config=config).layers)
 
 
 def exceptions() -> list[list[str]]:

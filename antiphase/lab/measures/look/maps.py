@@ -310,6 +310,10 @@ class Maps:
             raise IndexError(
                 f"layer {layer} has no attention maps; those that have: {', '.join(map(str, self.layers))}"
             )
+        if len(found) > 1:
+            raise InputError(
+                f"layer {layer} is passed {len(found)} times, and has maps of each", "take them from the list .found"
+            )
         return found[0]
 
     @staticmethod

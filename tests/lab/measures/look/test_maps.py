@@ -2,6 +2,7 @@
 
 import html
 import re
+from dataclasses import replace
 
 import matplotlib
 import numpy
@@ -100,6 +101,15 @@ def test_layers_without_attention_have_no_maps(look, llama, text_tokenizer):
     assert torch.equal(maps[-1], maps[2])
     with pytest.raises(IndexError, match="layer 1 has no attention maps; those that have: 0, 2"):
         maps[1]
+
+
+def test_a_layer_that_is_passed_again_is_not_given_by_its_number(llama, look):
+    """As in models that loop over their layers."""
+    maps = look(llama)
+    twice = replace(maps, found=[*maps.found, maps.found[1]])
+    assert torch.equal(twice[0], maps[0])
+    with pytest.raises(InputError, match=r"layer 1 is passed 2 times, and has maps of each; take them from .* \.found"):
+        twice[1]
 
 
 def test_what_is_unsuitable_is_refused_in_the_words_of_python(llama, look, text_tokenizer):
