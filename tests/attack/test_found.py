@@ -318,6 +318,13 @@ def test_two_assignments_may_double_a_text(children):
     assert not Templates().from_string("{% set a = b ~ b %}{% set a = a ~ a %}").is_plain
 
 
+def test_a_name_too_long_for_a_file_is_one_sentence(tmp_path, text_tokenizer):
+    settings = {"kind": "classification", "data": "9" * 999, "prompt": "{{ text }}:"}
+    (tmp_path / "task.yaml").write_text(yaml.safe_dump(settings))
+    with pytest.raises(InputError):
+        load_task(str(tmp_path / "task.yaml"), text_tokenizer)
+
+
 def test_bounds_end_with_their_block():
     before = resource.getrlimit(resource.RLIMIT_AS)
     with pytest.raises(BoundError, match=r"longer than 0\.1 s"), bounded_work(seconds=0.1):

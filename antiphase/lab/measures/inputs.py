@@ -18,7 +18,7 @@ from antiphase.lab.settings.flags import Settings, flags_of
 from antiphase.lab.settings.presets import kept_run
 from antiphase.lab.text.corpora import fingerprint
 from antiphase.lab.text.prepare import wording
-from antiphase.lab.text.tasks.task_files import read_task
+from antiphase.lab.text.tasks.task_files import place_of, read_task
 from antiphase.lab.training.run_folder import SETTINGS
 from antiphase.models.sources.failures import asking_hub
 from antiphase.models.sources.gguf import is_gguf
@@ -78,7 +78,7 @@ def task_content(paths: Sequence[str], columns: tuple[str | None, str | None] = 
         named: list[Any] = []
         for given in (settings.data, settings.demonstrations, settings.columns):
             named += given.values() if isinstance(given, Mapping) else [] if given is None else [given]
-        local = [str(folder / str(one)) if (folder / str(one)).exists() else str(one) for one in named]
+        local = [place_of(folder, one) for one in named]
         with within("task", path):
             found.append([asdict(settings), fingerprint(local, field=".data") if local else None])
     return {"what --task names": hash_of(finite(found))}

@@ -85,15 +85,15 @@ def sources(paths: Sequence[str], field: str) -> list[Files | HubDataset]:
 
 def _source(given: str, field: str) -> Files | HubDataset:
     path, at = Path(os.path.expanduser(given)), named(field, given)
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike pathlib's, also of a name that is too long
         return _folder(given, path, field)
-    if path.is_file():
+    if os.path.isfile(path):
         if kind_of(path) is None:
             raise InputError(f"{at}: files of this kind cannot be read as text; convert it to {READABLE}")
         if path.stat().st_size == 0:
             raise InputError(f"{at}: the file is empty; give a file that holds text")
         return Files(given, ((path.name, path),))
-    if path.exists():
+    if os.path.exists(path):
         raise InputError(f"{at}: this is neither a file nor a folder; save the text to a file first")
     match = HUB_NAME.fullmatch(given)
     # In an existing local folder, a mistyped path is far more likely than a dataset

@@ -7,6 +7,7 @@ contain everything except the data.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -135,6 +136,12 @@ def _of_table(path: Path, columns: tuple[str | None, str | None]) -> TaskFileSet
         raise InputError(f"{rows[0].place}: the column {strange!r} has no name that a template takes", "rename it")
     prompt = f"{{{{ {text} }}}}\nLabel:"
     return TaskFileSettings(kind="classification", name=path.stem, data=path.name, prompt=prompt, target=label)
+
+
+def place_of(folder: Path, given: Any) -> str:
+    """A path in a task file, relative to that file; a name without such a file stays unchanged (a Hub dataset)."""
+    local = os.path.join(folder, str(given))
+    return local if os.path.exists(local) else str(given)  # unlike pathlib's, also where no name is so long
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

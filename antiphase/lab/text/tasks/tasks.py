@@ -22,7 +22,7 @@ from antiphase.lab.settings.presets import RunSettings
 from antiphase.lab.text.labelled import Row, column_of, labelled_rows, warn_of_empty
 from antiphase.lab.text.tasks.answers import exact_match, f1, normalized
 from antiphase.lab.text.tasks.samples import Sample, Task
-from antiphase.lab.text.tasks.task_files import TaskFileSettings, read_task
+from antiphase.lab.text.tasks.task_files import TaskFileSettings, place_of, read_task
 from antiphase.lab.text.tasks.text_tasks import continuations, needles
 from antiphase.lab.text.tokenization import in_chat, last_words, line_breaks, opened_tokens, tokens_after
 
@@ -255,8 +255,7 @@ class LabelledTask:
 
     def _path(self, given: Any) -> str:
         """A path in a task file, relative to that file; a name without such a file stays unchanged (a Hub dataset)."""
-        local = self.folder / str(given)
-        return str(local) if local.exists() else str(given)
+        return place_of(self.folder, given)
 
     def _labels(self, rows: Sequence[Row]) -> dict[str, str]:
         found = together(lambda: dict.fromkeys(self.label(row) for row in rows))

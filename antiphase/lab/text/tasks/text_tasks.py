@@ -16,7 +16,7 @@ from antiphase.lab.text.corpora import COLUMN_REMEDY, documents
 from antiphase.lab.text.prepare import symbols
 from antiphase.lab.text.retrieval import Language, RetrievalTask, TextLanguage
 from antiphase.lab.text.tasks.samples import Sample, Task
-from antiphase.lab.text.tasks.task_files import NO_DATA, TaskFileSettings
+from antiphase.lab.text.tasks.task_files import NO_DATA, TaskFileSettings, place_of
 from antiphase.lab.text.tokenization import opening_of_text
 
 NEEDLES, LENGTH, PASSAGE = 4, 512, 96
@@ -24,9 +24,8 @@ NEEDLES, LENGTH, PASSAGE = 4, 512, 96
 
 def _text_tokens(settings: TaskFileSettings, folder: Path, tokenizer: PreTrainedTokenizerBase) -> numpy.ndarray:
     """Token ids of all documents of the task's data, concatenated."""
-    local = folder / str(settings.data)
     with naming({COLUMN_REMEDY: "call the one that holds the text 'text'"}):
-        text = "\n\n".join(documents([str(local) if local.exists() else str(settings.data)], field=".data"))
+        text = "\n\n".join(documents([place_of(folder, settings.data)], field=".data"))
     return numpy.array(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
