@@ -92,6 +92,11 @@ def measure(chosen: Namespace) -> dict[str, Any]:
     return {"values": {"rows": rows}, "config": config}
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Measure and write the record."""
     options = {"study": "folder of a study of antiphase upcycle", "--rounds": 5}
     script(__doc__, "real-model-steps", measure, options, name="steps")
+
+
+if __name__ == "__main__":
+    main()

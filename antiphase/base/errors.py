@@ -3,7 +3,7 @@ text of strangers is shown in sentences and terminals.
 
 Fields have Python's names here. A text mentions one through ``named``, which marks it, so that who shows the text can
 name it otherwise: ``InputError(f"{named('data', 'book.txt')} is empty")`` reads ``data book.txt is empty`` in Python
-and ``--data book.txt is empty`` on the command line, which sets ``naming_fields`` (``cli/naming.py``).
+and begins with the flag on the command line, which sets ``naming_fields`` (``cli/naming.py``).
 """
 
 from __future__ import annotations

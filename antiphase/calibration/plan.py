@@ -150,6 +150,8 @@ def heads_by_layer(model: PreTrainedModel) -> dict[int, int]:
     Configurations of models whose layers have different numbers of heads say so in many ways.
     """
     found: dict[int, int] = {}
+    if not getattr(model.config.get_text_config(), "num_attention_heads", 0):
+        return found
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
     with torch.no_grad(), observed(model, lambda call, *_: found.update({call.layer: call.query.shape[1]})):
         model(input_ids=ids)

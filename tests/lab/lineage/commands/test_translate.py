@@ -228,7 +228,7 @@ def test_what_it_writes_is_shown_and_predicted(antiphase, refused, tmp_path):
         (tmp_path / "new.txt").write_text("".join(f"{one['text']}\n" for one in run["shown"]))
         code, out, _ = antiphase(f"predict r/{run['folder']} --json --file new.txt")
         assert code == 0
-        written = [{"text": one["text"], "translation": one["output"]} for one in run["shown"]]
+        written = [{"text": one["text"], "unknown": [], "translation": one["output"]} for one in run["shown"]]
         assert [json.loads(line) for line in out.splitlines()] == written
     assert "Translation" in antiphase(f"predict r/{run['folder']} --text", ["a b"])[1]
     page = (tmp_path / "r" / "report.html").read_text()
