@@ -55,10 +55,12 @@ def head_sensitivities(
     """
     maps = heads_by_layer(model)
     gates = {
-        layer: torch.zeros(maps[layer], dtype=torch.float32, device=model.device, requires_grad=True)
+        layer: torch.zeros(maps.get(layer, 1), dtype=torch.float32, device=model.device, requires_grad=True)
         for layer in plan.heads
     }
-    every = CalibrationPlan({layer: range(maps[layer]) for layer in gates}, plan.alpha, plan.beta, plan.mode)
+    every = CalibrationPlan(
+        {layer: range(len(gate)) for layer, gate in gates.items()}, plan.alpha, plan.beta, plan.mode
+    )
     screening = _GatedHeads(every, gates)
     gated = transformed(model, screening, layers=every.heads, state=CalibrationState, check=screening.rule.check)
     with gated, torch.enable_grad():

@@ -4,7 +4,15 @@ import copy
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, GPT2Config, GPTNeoXConfig, LagunaConfig, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    GPT2Config,
+    GPTNeoXConfig,
+    JambaConfig,
+    LagunaConfig,
+    LlamaConfig,
+)
 
 import antiphase
 from antiphase.base.errors import InputError
@@ -351,3 +359,18 @@ def test_every_head_is_tried_where_layers_have_different_numbers():
         CalibrationPlan({1: [8]}).check(model)
     with pytest.raises(InputError, match="head 4 of layer 2, but heads are 0 to 1"):
         CalibrationPlan({2: [4]}).check(model)
+
+
+def test_a_layer_without_attention_is_refused_by_every_method():
+    config = JambaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, attn_layer_period=2, attn_layer_offset=0, num_experts=1, use_mamba_kernels=False,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config).eval()
+
+    def score(model, given):
+        return model(torch.stack(list(given))).logits.log_softmax(-1)[:, -1, 7]
+
+    for method in ("exhaustive", "screen"):
+        with pytest.raises(InputError, match="layer 1"):
+            search_calibration(model, score, samples(), layers=[1], method=method)

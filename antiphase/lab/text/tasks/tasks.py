@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from antiphase.base.templates import UNUSABLE, Templates
 from antiphase.base.trial import together
 from antiphase.lab.settings.presets import RunSettings
 from antiphase.lab.text.labelled import Row, column_of, labelled_rows, warn_of_empty
-from antiphase.lab.text.tasks.answers import exact_match, f1, normalized
+from antiphase.lab.text.tasks.chance import best_constant, best_guess, by_length
 from antiphase.lab.text.tasks.samples import Sample, Task
 from antiphase.lab.text.tasks.task_files import TaskFileSettings, place_of, read_task
 from antiphase.lab.text.tasks.text_tasks import continuations, needles
@@ -28,8 +27,6 @@ from antiphase.lab.text.tokenization import in_chat, last_words, line_breaks, op
 
 CONTENT_FREE = ("N/A", "[MASK]", "")
 """Texts without content (Zhao et al. 2021, 2102.09690)."""
-CONSTANT_ANSWERS = 100
-"""Number of most common answers among which the best constant one is searched."""
 TEXT_KINDS = ("needles", "continuation")
 """Kinds of task that are made from text without a template."""
 TEMPLATES = Templates(undefined=StrictUndefined, keep_trailing_newline=True)
@@ -409,31 +406,6 @@ class LabelledTask:
         if self.settings.kind == "choice":
             known += [by_length(samples, longest=longest) for longest in (False, True)]
         return max(known)
-
-
-def best_guess(samples: Sequence[Sample]) -> float:
-    """Accuracy of guessing among the options, or of always choosing the commonest, whichever is higher."""
-    guess = sum(1 / len(sample.options) for sample in samples) / len(samples)
-    targets = torch.tensor([sample.target for sample in samples])
-    return max(guess, int(torch.bincount(targets).max()) / len(samples))
-
-
-def best_constant(samples: Sequence[Sample]) -> float:
-    """Best score from giving the same answer to all open questions, over their correct answers."""
-    answers = Counter(answer for sample in samples for answer in {normalized(answer) for answer in sample.answers})
-    metric = exact_match if samples[0].metric == "exact_match" else f1
-    tried = [answer for answer, _ in answers.most_common(CONSTANT_ANSWERS)]
-    return max(sum(metric(answer, sample.answers) for sample in samples) / len(samples) for answer in tried)
-
-
-def by_length(samples: Sequence[Sample], *, longest: bool) -> float:
-    """Accuracy of always choosing the option with the most tokens, or with the fewest; ties share the credit."""
-    right = 0.0
-    for sample in samples:
-        lengths = [len(option) for option in sample.options]
-        best = max(lengths) if longest else min(lengths)
-        right += (lengths[sample.target] == best) / lengths.count(best)
-    return right / len(samples)
 
 
 def load_labelled_task(

@@ -54,8 +54,8 @@ from antiphase.lab.studies.calibrate.measuring import (
     tokens_of,
 )
 from antiphase.lab.studies.claims import Claim, register, registered
+from antiphase.lab.text.tasks.chance import best_guess
 from antiphase.lab.text.tasks.samples import Sample, Task
-from antiphase.lab.text.tasks.tasks import best_guess
 
 CELLS = "cells.jsonl"
 CLAIM = {
