@@ -174,7 +174,7 @@ class Block:
         self.trained()
         self.extended()
         measured = {part.name: self.measured(part) for part in PARTS}
-        lines = [execute(run, settings, chooses=False) for run, settings in self.runs.items()]
+        lines = [execute(run, settings) for run, settings in self.runs.items()]
         missing = [name for name, found in measured.items() if len(found) < len(self.runs)]
         softmax = next(line for line in lines if line["arm"] == "S")
         values = {

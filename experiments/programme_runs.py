@@ -29,6 +29,8 @@ from rich.console import Console
 
 from antiphase.base.errors import DivergedError, InputError, Interrupted
 from antiphase.base.records import Record
+from antiphase.lab.measures.noise import NoiseSettings
+from antiphase.lab.measures.noise.measure import evaluate as evaluate_noise
 from antiphase.lab.scoring.likelihood import negative_log_likelihoods
 from antiphase.lab.scoring.loading import load_model
 from antiphase.lab.settings.presets import RunSettings, arm_run, load_preset
@@ -47,6 +49,8 @@ RECORDS = Path("records/programme")
 WORK = Path("runs/programme")
 LEARNED = 0.5
 """First-query accuracy at which a run counts as having learned to retrieve."""
+NOISE_CONTEXTS = 200
+"""Number of contexts whose irrelevant tokens are drawn again."""
 ENVIRONMENT = ("revision", "processor", "torch")
 
 
@@ -142,26 +146,61 @@ def settings_of(
     return replace(settings, data=replace(settings.data, cache=cache))
 
 
-def execute(run: Run, settings: RunSettings, *, chooses: bool) -> Line:
+def execute(run: Run, settings: RunSettings, study: Mapping[str, Any] | None = None) -> Line:
     """Train the run, or resume it; the values of its line.
 
     Args:
-        chooses: whether its study chooses a rate, for which the loss of every document is not needed.
+        study: what ``programme.yaml`` says of its study; None means that nothing else is asked of the run.
     """
+    study = study or {}
     place = WORK / run.study / run.name
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if not (place / "record.json").is_file():
-        with suppress(DivergedError):  # its record says so
-            train_run(settings, place, resume=place.exists())
-    record = Record.load(place)
+    record = trained_until(run, settings, place, study) if "until" in study else trained(settings, place)
     found = run_of(record)
-    return {
+    chooses = "chosen_by" in study  # the loss of every document is not needed
+    line = {
         "arm": run.arm, "rate": run.rate, "seed": run.seed, "parameters": found.parameters, "tokens": found.tokens,
         "seconds": round(found.seconds or 0.0, 1), "loss": found.final.loss, "accuracy": found.final.accuracy,
         "curve": curve(found), "stages": record.values.get("stages"), "lambdas": found.lambdas,
         "by_document": None if chooses else by_document(place, settings, record),
         **{name: record.environment.get(name) for name in ENVIRONMENT}, "created": record.created,
     }  # fmt: skip
+    return line | ({"noise": noise(place.with_name(record.values["folder"]))} if "until" in study else {})
+
+
+def trained(settings: RunSettings, place: Path) -> Record:
+    """The record of a run in this folder, which is trained, or resumed, if it has none."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not (place / "record.json").is_file():
+        with suppress(DivergedError):  # its record says so
+            train_run(settings, place, resume=place.exists())
+    return Record.load(place)
+
+
+def trained_until(run: Run, settings: RunSettings, place: Path, study: Mapping[str, Any]) -> Record:
+    """The record of the run that ends at its first evaluation with more than ``until``, or at the end of its steps.
+
+    A run of fewer steps repeats the first ones of a longer one, so the step is looked for from the one at which the
+    runs of ``like`` had it.
+    """
+    longest = settings.training.steps
+    (like,) = [line for line in lines(study["like"]) if (line["arm"], line["rate"], line["seed"]) ==
+               (run.arm, run.rate, run.seed)]  # fmt: skip
+    steps = steps_to(like, study["until"]) or longest
+    while True:
+        shorter = replace(settings, training=replace(settings.training, steps=steps))
+        record = trained(shorter, place.with_name(f"{place.name}-steps{steps}"))
+        passed = steps_to({"curve": curve(run_of(record))}, study["until"])
+        if steps == (passed or longest):
+            return record
+        steps = passed or min(steps + settings.training.evaluate_every, longest)
+
+
+def noise(model: Path) -> dict[str, Any]:
+    """What ``evaluate noise`` finds in a trained model, at the length in training."""
+    settings = NoiseSettings(name=str(model), times=(1,), samples=NOISE_CONTEXTS, device="cpu")
+    output = model.with_name(f"{model.name}-noise")
+    values = evaluate_noise(settings, output, resume=output.exists()).values
+    return {kind: [row for row in values[kind] if row["trained"]] for kind in ("resampled", "changed")}
 
 
 def execute_together(runs: Mapping[Run, RunSettings], processes: int, ends: float) -> None:
@@ -255,7 +294,7 @@ def main() -> None:
                 if given.processes > 1:
                     execute_together(settings, given.processes, ends)
                 for run in some:
-                    line = execute(run, settings[run], chooses="chosen_by" in known[name])
+                    line = execute(run, settings[run], known[name])
                     line["revision"] = given.revision or line["revision"]
                     json_lines.append(RECORDS / f"{name}.jsonl", line)
                     console.print(f"{name}/{run.name}: {line['seconds']} s, 50 % after {steps_to(line, LEARNED)} steps")

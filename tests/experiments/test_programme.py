@@ -8,7 +8,7 @@ import yaml
 
 from antiphase.lab.settings.arms import ARMS
 from antiphase.lab.settings.presets import load_preset
-from experiments import programme, programme_runs
+from experiments import json_lines, programme, programme_runs
 from support.paths import ROOT
 
 STUDIES = {
@@ -143,6 +143,30 @@ def test_every_study_has_a_base_arms_that_fit_it_and_runs_that_have_a_claim():
             parameters = ARMS[arm](model)
             assert parameters["attention_type"], (name, arm)
         if name.endswith("/runs"):
-            assert study["rates_from"] == name.replace("runs", "rates")
+            assert study["rates_from"] == (study.get("like") or name).replace("runs", "rates")
             claim = json.loads((ROOT / "records/programme" / name.partition("/")[0] / "claim.json").read_text("utf-8"))
             assert set(claim["primary"]["contrast"]) <= {*study["arms"]}
+
+
+@pytest.mark.parametrize("first", [2, 4, 6, 8])
+@pytest.mark.parametrize(("reached", "ends"), [({4: 0.95, 6: 0.5, 8: 0.99}, 4), ({8: 0.95}, 8), ({}, 8)])
+def test_a_run_ends_at_its_first_evaluation_past_the_accuracy_wherever_the_search_begins(
+    first, reached, ends, tmp_path, monkeypatch
+):
+    """A run repeats the beginning of a longer one; the one of the other machine may have passed earlier or later."""
+    monkeypatch.setattr(programme_runs, "RECORDS", tmp_path)
+    like = {"arm": "S", "rate": 1.0, "seed": 0, "curve": [[first, 0.95, 1.0]]}
+    json_lines.append(tmp_path / "a/runs.jsonl", like)
+    json_lines.append(tmp_path / "a/runs.jsonl", {**like, "seed": 1})
+
+    def trained(settings, place):
+        points = [(step, reached.get(step, 0.1)) for step in range(0, settings.training.steps + 1, 2)]
+        return place.name, [[step, accuracy, 1.0] for step, accuracy in points]
+
+    monkeypatch.setattr(programme_runs, "trained", trained)
+    monkeypatch.setattr(programme_runs, "run_of", lambda record: record)
+    monkeypatch.setattr(programme_runs, "curve", lambda found: found[1])
+    settings = load_preset("demo", ["training.steps=8", "training.evaluate_every=2"]).run
+    run = programme_runs.Run("d/runs", "S", 1.0, 0)
+    name, _ = programme_runs.trained_until(run, settings, tmp_path / "one", {"until": 0.9, "like": "a/runs"})
+    assert name == f"one-steps{ends}"
