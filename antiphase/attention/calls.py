@@ -160,7 +160,7 @@ class AttentionCall:
         refuse_unknown(
             self.unread(*also_read),
             self.module,
-            what=f"measuring or changing attention of a {kind} model",
+            what=f"measuring or changing attention of models of type {kind}",
             otherwise="antiphase evaluate measures the model as it is",
         )
 

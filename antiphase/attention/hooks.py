@@ -119,7 +119,7 @@ def refuse_encoder_decoder(model: PreTrainedModel) -> None:
     """
     if is_encoder_decoder(model):
         raise InputError(
-            f"attention of a {model.config.model_type} model cannot be measured or changed as a whole, because "
+            f"attention of models of type {model.config.model_type} cannot be measured or changed as a whole, because "
             "encoder and decoder use the same layer numbers",
             "measure model.get_encoder(), or use attention_maps (antiphase look)",
         )
@@ -225,7 +225,7 @@ def _function_of(model: PreTrainedModel, implementation: str) -> AttentionFuncti
         if hasattr(home, "eager_attention_forward") and (hasattr(layer, "scaling") or hasattr(layer, "is_causal")):
             return home.eager_attention_forward
     raise ValueError(
-        f"{type(model).__name__} has no eager attention function, so a {model.config.model_type} model shows no "
+        f"{type(model).__name__} has no eager attention function, so models of type {model.config.model_type} show no "
         "attention that could be measured or changed; recurrent and convolutional models have none"
     )
 
@@ -284,7 +284,8 @@ class _Passes:
         expected: Collection[int] = (),
         check: Callable[[ForwardPass], None] = lambda forward: None,
     ) -> None:
-        self.name, self.state, self.once, self.anything = type(model).__name__, state, once, anything
+        self.state, self.once, self.anything = state, once, anything
+        self.name = f"{type(model).__name__} (type {model.config.model_type})"
         self.expected, self.check = frozenset(expected), check
         self.number = next(_NUMBERS)
         self.signatures = {module: inspect.signature(module.forward) for module in (model, model.base_model)}
@@ -340,7 +341,7 @@ class _Passes:
             if self.once and layer in self.here.now.layers:
                 raise ValueError(
                     f"layer {layer} of {self.name} attends more than once in a forward pass, so that its calls cannot "
-                    "be told apart"
+                    "be told apart; its losses and answers can be measured"
                 )
             self.here.now.layers.append(layer)
         return layer, again

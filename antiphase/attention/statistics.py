@@ -21,9 +21,10 @@ from antiphase.ops.statistics import (
     LayerStatistics,
     Visibility,
     enough_queries,
-    keys_of_last_query,
     layer_statistics,
+    most_visible_keys,
     sinks,
+    uniform_received,
 )  # fmt: skip
 
 TOP_LOGITS = 10
@@ -62,6 +63,10 @@ class AttentionStatistics(Shown):
     """(layers, B, maps, N) bool: received > α / N; never the first token."""
     enough_queries: Tensor
     """(layers, B, N) bool: keys seen by at least N / α queries, so that no single query can make them a sink."""
+    null_local: Tensor
+    """(layers, B): share of keys that would be sinks in a map whose queries attend to themselves alone."""
+    null_uniform: Tensor
+    """(layers, B): the same in a map whose queries attend to all keys that they see alike."""
     sink_share: Tensor
     """(layers, B, maps): weight on sinks, mean over queries."""
     first_share: Tensor
@@ -144,7 +149,7 @@ def attention_statistics(
 
     Args:
         spans: {name: bool (B, N)} keys whose share of attention to measure.
-        alpha: a key is a sink if it receives more than α / N, where N is the number of keys that the last query sees.
+        alpha: a key is a sink if it receives more than α / N, where N is the largest number of keys that a query sees.
         top: how many of the largest logits to keep.
         histogram: whether to also count logits by magnitude and sum their powers.
         model_inputs: ``input_ids`` (B, N), ``attention_mask`` (B, N) and other inputs of the model.
@@ -188,8 +193,8 @@ class _Rows:
             self.storage = row.new_empty(max(1, self.expected), *row.shape)
         if row.shape != self.storage.shape[1:]:
             raise ValueError(
-                f"the layers of the {self.model} model have different numbers of heads or tokens, which do not fit "
-                "into one table; measure a part whose layers are alike, such as model.text_model"
+                f"the layers of models of type {self.model} have different numbers of heads or tokens, which do not "
+                "fit into one table; look at single layers, or measure a part whose layers are alike"
             )
         if self.count == len(self.storage):
             self.storage = torch.cat([self.storage, torch.empty_like(self.storage)])
@@ -226,8 +231,8 @@ class _Probe:
         batch, _, length, _ = call.query.shape
         if batch != self.sequences:
             raise ValueError(
-                f"{type(call.module).__name__} of a {self.model} model attends within windows, which is not measured; "
-                "give a model whose layers attend to the whole input"
+                f"{type(call.module).__name__} of models of type {self.model} attends within windows, which is "
+                "not measured; give a model whose layers attend to the whole input"
             )
         call.refuse_other_keys()
         maps = None
@@ -255,24 +260,28 @@ class _Probe:
         if not all(bool(part.isfinite().all()) for part in (found.maps.mass, found.maps.entropy, *lambdas)):
             raise NonFiniteError("its attention is NaN or infinite, so it measures nothing")
         self.layers.append(call.layer)
-        for name, row in self._rows(found, call.kind.pairing, real, keys_of_last_query(real, length, visible)):
+        for name, row in self._rows(found, call.kind.pairing, real, visible):
             self.rows[name].append(row)
 
     def _rows(
-        self, found: LayerStatistics, pairing: Pairing, real: Tensor, last: Tensor
+        self, found: LayerStatistics, pairing: Pairing, real: Tensor, visible: Visibility
     ) -> Iterator[tuple[str, Tensor]]:
         """The fields of ``AttentionStatistics`` and, after a point, ``DifferenceStatistics``, for one layer.
 
         Args:
             real: (B, N) bool, without padding.
-            last: (B,) number of keys that the last query sees.
         """
-        first = real.long().argmax(1)
+        first, most = real.long().argmax(1), most_visible_keys(real, real.shape[1], visible)
         received, mass = pairing.by_map(found.maps.received), pairing.by_map(found.maps.mass)
-        marked = sinks(received, first, last, alpha=self.alpha)
+        marked = sinks(received, first, most, alpha=self.alpha)
+        enough = enough_queries(found.queries, most, alpha=self.alpha)
+        uniform = sinks(uniform_received(real, real.shape[1], visible), first, most, alpha=self.alpha)
+        alone = ~enough & real & (torch.arange(real.shape[1], device=real.device) != first[:, None])
         yield "received", received
         yield "sinks", marked
-        yield "enough_queries", enough_queries(found.queries, last, alpha=self.alpha)
+        yield "enough_queries", enough
+        yield "null_local", alone.double().mean(1)
+        yield "null_uniform", uniform.double().mean(1)
         yield "sink_share", _share(mass, marked)
         yield "first_share", _share(mass, torch.nn.functional.one_hot(first, real.shape[1]).bool())
         yield "unspent", (1 - mass.sum(-1)).clamp(min=0)
@@ -298,6 +307,8 @@ class _Probe:
             "received",
             "sinks",
             "enough_queries",
+            "null_local",
+            "null_uniform",
             "sink_share",
             "first_share",
             "unspent",

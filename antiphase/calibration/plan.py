@@ -136,7 +136,9 @@ class CalibrationPlan(Shown):
                     )
         layers, maps = getattr(text, "num_hidden_layers", 0), getattr(text, "num_attention_heads", 0)
         if not maps:
-            raise InputError(f"a {model.config.model_type} model has no attention heads that could be calibrated")
+            raise InputError(
+                f"models of type {model.config.model_type} have no attention heads that could be calibrated"
+            )
         for layer, heads in self.heads.items():
             if layer >= layers:
                 raise InputError(f"the plan names layer {layer}, but the model's layers are 0 to {layers - 1}")

@@ -6,6 +6,7 @@ spans of keys.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -278,45 +279,73 @@ def histogram_median(counts: Tensor) -> float:
 
 def visible_queries(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
     """Number of real queries (B, N) that see each key: (B, M) int64. If causal, N - j for the 0-based key j of N."""
-    batch, length = real.shape
+    return _over_queries(real.long(), keys, visibility)
+
+
+def uniform_received(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
+    """``Statistics.received`` of a map whose queries attend to all keys that they see alike: (B, M) fp64."""
+    seen = visible_keys(real.shape[1], keys, visibility).to(real.device).clamp(min=1)
+    queries = visible_queries(real, keys, visibility)
+    return _over_queries(real.double() / seen, keys, visibility) / queries.double().where(queries > 0, torch.nan)
+
+
+def _over_queries(values: Tensor, keys: int, visibility: Visibility) -> Tensor:
+    """Sum of values (B, N) over the queries that see each key: (B, M) of the same type, int64 or fp64."""
+    length = values.shape[1]
     mask, is_causal, sliding_window = visibility.mask, visibility.is_causal, visibility.sliding_window
-    start = torch.arange(keys, device=real.device) - (keys - length)  # the position of the first query that sees a key
-    if mask is None or mask.shape[2] == 1:
-        before = torch.nn.functional.pad(real.long().cumsum(1), (1, 0))  # (B, N + 1): real queries before each
-        if not is_causal and sliding_window is None:
-            found = before[:, -1:].expand(-1, keys)
-        else:
-            stop = start + sliding_window if sliding_window else torch.full_like(start, length)
-            found = before[:, stop.clamp(0, length)] - before[:, start.clamp(0, length)]
-        return found if mask is None else found * mask[:, 0, 0]
-    found = real.new_zeros(batch, keys, dtype=torch.float64)
+    if mask is not None and mask.shape[2] > 1:
+        found = values.new_zeros(len(values), keys, dtype=torch.float64)
+        for rows, visible in _visible_rows(length, keys, visibility, mask):
+            found += torch.einsum("bn,bnm->bm", values[:, rows].double(), visible.expand(len(values), -1, -1).double())
+        return found.to(values.dtype)
+    # The position of the first query that sees a key
+    start = torch.arange(keys, device=values.device) - (keys - length)
+    before = torch.nn.functional.pad(values.cumsum(1), (1, 0))  # (B, N + 1): of the queries before each
+    if not is_causal and sliding_window is None:
+        found = before[:, -1:].expand(-1, keys)
+    else:
+        stop = start + sliding_window if sliding_window else torch.full_like(start, length)
+        found = before[:, stop.clamp(0, length)] - before[:, start.clamp(0, length)]
+    return found if mask is None else found * mask[:, 0, 0]
+
+
+def visible_keys(length: int, keys: int, visibility: Visibility) -> Tensor:
+    """Number of keys that each of so many queries sees: (1|B, N) int64."""
+    mask, sliding_window = visibility.mask, visibility.sliding_window
+    if mask is not None and mask.shape[2] > 1:
+        return torch.cat([visible.sum(-1) for _, visible in _visible_rows(length, keys, visibility, mask)], dim=1)
+    real = torch.ones(1, keys, dtype=torch.bool) if mask is None else mask[:, 0, 0]
+    before = torch.nn.functional.pad(real.long().cumsum(1), (1, 0))  # (1|B, M + 1): keys before each
+    if not visibility.is_causal and sliding_window is None:
+        return before[:, -1:].expand(-1, length)
+    stop = torch.arange(1, length + 1, device=real.device) + keys - length
+    start = stop - sliding_window if sliding_window else torch.zeros_like(stop)
+    return before[:, stop.clamp(0, keys)] - before[:, start.clamp(0, keys)]
+
+
+def _visible_rows(length: int, keys: int, visibility: Visibility, mask: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Slices of the queries, and which keys these see, (1|B, n, M) bool, for a mask (1|B, 1, N, M)."""
+    distance = keys - length - torch.arange(keys, device=mask.device)  # of the first query
     rows = max(1, PAIRS_AT_ONCE // keys)
     for first in range(0, length, rows):
-        position = torch.arange(first, min(first + rows, length), device=real.device)[:, None]  # (n, 1)
-        visible = mask[:, 0, first : first + rows].expand(batch, -1, -1)  # (B, n, M)
-        if is_causal or sliding_window:
-            visible = visible & (position >= start)
-        if sliding_window:
-            visible = visible & (position < start + sliding_window)
-        found += torch.einsum("bn,bnm->bm", real[:, first : first + rows].double(), visible.double())
-    return found.long()
+        own = slice(first, min(first + rows, length))
+        behind = distance + torch.arange(own.start, own.stop, device=mask.device)[:, None]  # (n, M)
+        visible = mask[:, 0, own]
+        if visibility.is_causal or visibility.sliding_window:
+            visible = visible & (behind >= 0)
+        if visibility.sliding_window:
+            visible = visible & (behind < visibility.sliding_window)
+        yield own, visible
 
 
-def keys_of_last_query(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
-    """Number of keys that the last real query of each row (B, N) sees: (B,) int64, at least 1."""
-    length = real.shape[1]
-    last = length - 1 - real.flip(1).long().argmax(1)  # (B,)
-    position = last[:, None] + keys - length  # (B, 1)
-    distance = position - torch.arange(keys, device=real.device)  # (B, M)
-    visible = torch.ones_like(distance, dtype=torch.bool)
-    if visibility.is_causal or visibility.sliding_window:
-        visible = distance >= 0
-    if visibility.sliding_window:
-        visible &= distance < visibility.sliding_window
-    if visibility.mask is not None:
-        by_query = visibility.mask[:, 0].expand(len(real), -1, -1)  # (B, 1|N, M)
-        visible &= by_query[torch.arange(len(real)), last.clamp(max=by_query.shape[1] - 1)]
-    return visible.sum(1).clamp(min=1)
+def most_visible_keys(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
+    """Largest number of keys that a real query of each row (B, N) sees: (B,) int64, at least 1.
+
+    In a causal map it is what the last query sees. Where texts are read in chunks, each of which sees itself alone,
+    the last query may be the first of a chunk.
+    """
+    seen = visible_keys(real.shape[1], keys, visibility).to(real.device)
+    return seen.where(real, 0).amax(1).clamp(min=1)
 
 
 def sinks(received: Tensor, first: Tensor, visible: Tensor, *, alpha: float) -> Tensor:
@@ -325,7 +354,7 @@ def sinks(received: Tensor, first: Tensor, visible: Tensor, *, alpha: float) -> 
     Args:
         received: (B, ..., M), NaN if no query sees a key.
         first: (B,) index of the first real token, which never counts.
-        visible: (B,) number of keys that the last query sees, N.
+        visible: (B,) the largest number of keys that a query sees, N.
 
     Returns:
         bool, in the shape of ``received``.
@@ -338,26 +367,3 @@ def sinks(received: Tensor, first: Tensor, visible: Tensor, *, alpha: float) -> 
 def enough_queries(queries: Tensor, visible: Tensor, *, alpha: float) -> Tensor:
     """Keys (B, M) seen by at least N / α queries (B, M), so that no single query can make them a sink."""
     return queries >= visible[:, None] / alpha
-
-
-@dataclass(frozen=True)
-class SinkBaselines:
-    """Share of keys above the sink threshold in two trivial causal maps of N keys, without the first token."""
-
-    local: float
-    """Each query attends only to itself: the last N / α keys."""
-    uniform: float
-    """Each query attends to all its keys equally: the first keys."""
-
-
-def sink_baselines(length: int, *, alpha: float) -> SinkBaselines:
-    """The baselines of a sink count."""
-    seen_by = torch.arange(length, 0, -1, dtype=torch.float64)  # N - j
-    inverse = 1 / torch.arange(1, length + 1, dtype=torch.float64)  # a row's weight on each of its keys
-    uniform = inverse.flip(0).cumsum(0).flip(0) / seen_by
-    threshold = alpha / length
-    local = 1 / seen_by
-    return SinkBaselines(
-        local=(local > threshold)[1:].double().sum().item() / length,
-        uniform=(uniform > threshold)[1:].double().sum().item() / length,
-    )

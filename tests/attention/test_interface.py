@@ -425,7 +425,7 @@ def test_a_model_that_never_calls_the_function_is_refused_by_name(monkeypatch):
     model = foreign_model("llama", "sdpa")
     monkeypatch.setattr(model.model, "layers", torch.nn.ModuleList())
     with (
-        pytest.raises(ValueError, match="LlamaForCausalLM never called the attention function"),
+        pytest.raises(ValueError, match=r"LlamaForCausalLM \(type llama\) never called the attention function"),
         observed(model, lambda call, heads, weights: None),
     ):
         model(torch.tensor([[1]]))

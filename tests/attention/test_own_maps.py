@@ -170,7 +170,7 @@ def test_what_cannot_be_measured_is_refused_by_its_type(name):
 
 def test_windows_of_an_image_are_not_taken_for_images():
     config = hf.SwinConfig(image_size=16, patch_size=2, embed_dim=16, depths=[2], num_heads=[2], window_size=4)
-    with pytest.raises(ValueError, match="SwinAttention of a swin model attends within windows"):
+    with pytest.raises(ValueError, match="SwinAttention of models of type swin attends within windows"):
         attention_statistics(built(lambda: hf.SwinModel(config)), **inputs_of("swin"))
 
 

@@ -82,7 +82,8 @@ def test_statistics_are_those_of_the_maps_that_the_model_returns(name, side):
     torch.testing.assert_close(found.received[seen], received[seen], rtol=1e-3, atol=1e-5)
     assert found.received[~seen].isnan().all()
     assert bool((~seen).any()) == (side != "none")
-    last = visible.sum(-1)[torch.arange(2), N - 1 - real.flip(1).long().argmax(1)]
+    by_query = visible.sum(-1)
+    last = by_query.where(real, 0).amax(1)
     expected = received > 2.0 / last[None, :, None, None]
     first = real.long().argmax(1)
     expected[:, torch.arange(2), :, first] = False
@@ -97,6 +98,13 @@ def test_statistics_are_those_of_the_maps_that_the_model_returns(name, side):
     entropy = torch.special.entr(counted).sum((-1, -2)) / count
     torch.testing.assert_close(found.entropy, entropy, rtol=1e-3, atol=1e-5)
     assert torch.equal(found.enough_queries[0], queries >= last[:, None] / 2.0)
+    others = real & (torch.arange(N) != first[:, None])
+    alone = 1 / queries > 2.0 / last[:, None]
+    torch.testing.assert_close(found.null_local[0], (alone & others).double().mean(-1))
+    spread = ((visible & real[:, :, None]) / by_query.clamp(min=1)[:, :, None]).sum(1) / queries
+    torch.testing.assert_close(
+        found.null_uniform[0], (spread > 2.0 / last[:, None]).logical_and(others).double().mean(-1)
+    )
     assert found.layers == list(range(LAYERS))
 
 
@@ -127,7 +135,7 @@ def test_what_is_kept_of_layers_lies_in_one_storage(monkeypatch):
     monkeypatch.setattr(statistics._Probe, "__call__", counted)
     attention_statistics(model, **inputs_of("none"))
     assert storages == [storages[0]] * LAYERS
-    assert len(storages[0]) == 8
+    assert len(storages[0]) == 10
 
 
 def test_rows_grow_and_have_one_shape():

@@ -9,10 +9,10 @@ from antiphase.ops import blocks
 from antiphase.ops.statistics import (
     Visibility,
     enough_queries,
-    keys_of_last_query,
     layer_statistics,
-    sink_baselines,
+    most_visible_keys,
     sinks,
+    uniform_received,
     visible_queries,
 )  # fmt: skip
 
@@ -99,7 +99,7 @@ def test_statistics_are_those_of_the_whole_maps(kind, is_causal, window, streams
 @pytest.mark.parametrize("kind", ["none", "left", "right", "by query"])
 @pytest.mark.parametrize(("is_causal", "window"), [(True, None), (True, 5), (False, None)])
 @pytest.mark.parametrize("earlier", [0, 6])
-def test_visible_queries_and_keys_of_the_last_one(kind, is_causal, window, earlier):
+def test_visible_queries_most_keys_of_one_and_uniform_maps(kind, is_causal, window, earlier):
     keys = N + earlier
     mask, real = masks(kind, keys)
     if mask is not None and mask.shape[2] > 1:
@@ -108,9 +108,18 @@ def test_visible_queries_and_keys_of_the_last_one(kind, is_causal, window, earli
     visible = visibility(N, keys, is_causal=is_causal, window=window, mask=mask)[:, 0]
     rule = Visibility(mask, is_causal, window)
     torch.testing.assert_close(visible_queries(real, keys, rule), (visible & real[:, :, None]).sum(1))
-    last = [int(row.nonzero()[-1]) for row in real]
-    expected = torch.stack([visible[b, i].sum() for b, i in enumerate(last)])
-    torch.testing.assert_close(keys_of_last_query(real, keys, rule), expected)
+    seen = visible.sum(-1)
+    torch.testing.assert_close(most_visible_keys(real, keys, rule), seen.where(real, 0).amax(1))
+    uniform = (visible & real[:, :, None]) / seen.clamp(min=1)[:, :, None].double()
+    queries = (visible & real[:, :, None]).sum(1).double()
+    expected = uniform.sum(1) / queries.where(queries > 0, torch.nan)
+    torch.testing.assert_close(uniform_received(real, keys, rule), expected, equal_nan=True)
+
+
+def test_the_last_query_of_a_chunk_of_its_own_does_not_set_the_threshold():
+    places = torch.arange(9)
+    mask = (places[:, None] // 4 == places // 4)[None, None]  # the last query sees itself alone
+    assert most_visible_keys(torch.ones(1, 9, dtype=torch.bool), 9, Visibility(mask, True)).tolist() == [4]
 
 
 def test_sinks_are_above_the_threshold_and_never_the_first_token():
@@ -124,21 +133,6 @@ def test_enough_queries_means_that_no_single_one_makes_a_sink():
     found = enough_queries(queries, torch.tensor([40]), alpha=5.0)
     assert found.sum() == 40 - 7  # seen by 8 or more
     assert not (1 / queries[found] > 5.0 / 40).any()
-
-
-@pytest.mark.parametrize("length", [51, 1001])
-def test_sink_baselines_are_counts_of_maps_with_no_sink_at_all(length):
-    lines = sink_baselines(length, alpha=5.0)
-    local = torch.eye(length, dtype=torch.float64)
-    uniform = torch.ones(length, length, dtype=torch.float64).tril()
-    uniform /= uniform.sum(-1, keepdim=True)
-    seen_by = torch.arange(length, 0, -1)
-    for weights, expected in ((local, lines.local), (uniform, lines.uniform)):
-        found = sinks((weights.sum(0) / seen_by)[None], torch.tensor([0]), torch.tensor([length]), alpha=5.0)
-        assert found.sum().item() / length == pytest.approx(expected)
-    assert lines.local == pytest.approx(0.2, abs=1.5 / length)
-    if length == 1001:
-        assert lines.uniform == pytest.approx(0.006, abs=0.001)
 
 
 def test_rows_without_weights_have_no_negative_share():

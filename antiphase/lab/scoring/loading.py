@@ -192,7 +192,7 @@ def _class_of(name: str, config: PreTrainedConfig) -> Any:
                 reads, "other data"
             )
             raise InputError(
-                f"{named('model', name)} is a {config.model_type} model, which reads {what} and no text; give a "
+                f"{named('model', name)} is of type {config.model_type}, which reads {what} and no text; give a "
                 f"model of text, or use antiphase.attention_statistics(model, {reads}=...) in Python"
             )
     return found

@@ -146,7 +146,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, 
         embedding = model.get_input_embeddings()
     except NotImplementedError as error:
         raise InputError(
-            f"{place} is a {model.config.model_type} model, which reads text only together with other inputs",
+            f"{place} is of type {model.config.model_type}, which reads text only together with other inputs",
             "give its text model, saved by itself",
         ) from error
     check_rows(tokenizer, embedding, place)

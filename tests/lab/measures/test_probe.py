@@ -148,6 +148,10 @@ def test_rates_and_occurrences_of_tokens_are_of_the_same_positions(ids):
     judged = direct.enough_queries.all(0)
     assert direct.enough_queries[1].sum() > direct.enough_queries[0].sum() == judged.sum()
     assert found.judged_positions == int(judged[0].sum())
+    length = ids.shape[
+        1
+    ]  # a key makes a sink of itself alone if fewer than N / α queries see it: 8 / 2 with the window
+    assert found.null_local == pytest.approx(((length / 2 - 1) + (8 / 2 - 1)) / 2 / length, abs=1 / length)
     assert found.tokens
     for row in found.tokens:
         here = (ids == int(row.token)) & judged
@@ -242,7 +246,7 @@ def test_a_model_of_images_is_refused_by_what_it_reads(refused, tmp_path, text_t
     sizes = {name: size for name, size in SMALL.items() if name != "vocab_size"}
     save(ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8), add_pooling_layer=False), text_tokenizer,
          tmp_path / "model")  # fmt: skip
-    why = "MODEL model is a vit model, which reads images and no text"
+    why = "MODEL model is of type vit, which reads images and no text"
     refused(why, "probe model --data", book, "--output o")
 
 

@@ -49,7 +49,7 @@ def test_out_of_range(tiny_model):
     with pytest.raises(InputError, match="granularity must be one of"), quantized_logits(model, 8, granularity="x"):
         pass
     mamba = MambaModel(MambaConfig(vocab_size=11, hidden_size=8, num_hidden_layers=1))
-    with pytest.raises(InputError, match="a mamba model has no attention logits"), quantized_logits(mamba, 8):
+    with pytest.raises(InputError, match="models of type mamba have no attention logits"), quantized_logits(mamba, 8):
         pass
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from transformers import LlamaForCausalLM
+from transformers import Lfm2Config, Lfm2ForCausalLM, LlamaForCausalLM
 
 from antiphase.base.errors import InputError
 from antiphase.base.folders.journal import read_lines
@@ -292,7 +292,22 @@ def test_models_that_cannot_be_calibrated_are_refused_before_anything_is_scored(
     MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
     tokenizer_of(calibration_model).save_pretrained(tmp_path / "mamba")
     for words in ("search mamba", "study mamba"):
-        refused("a mamba model has no attention heads", f"calibrate {words} --task task.yaml --samples 24 --output s")
+        refused("type mamba have no attention heads", f"calibrate {words} --task task.yaml --samples 24 --output s")
+
+
+def test_apply_refuses_a_model_with_a_state_before_it_scores_anything(
+    refused, tmp_path, calibration_model, monkeypatch
+):
+    tokenizer = tokenizer_of(calibration_model)
+    config = Lfm2Config(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        intermediate_size=16, layer_types=["conv", "full_attention"],
+    )  # fmt: skip
+    Lfm2ForCausalLM(config).save_pretrained(tmp_path / "lfm2")
+    tokenizer.save_pretrained(tmp_path / "lfm2")
+    CalibrationPlan({1: [0]}).save(tmp_path / "p.json")
+    monkeypatch.setattr(applying, "scored", None)
+    refused("type lfm2 carry a state", "calibrate apply lfm2 --plan p.json --task task.yaml --samples 24 --output a")
 
 
 def test_a_copy_in_half_precision_is_the_same_model(antiphase, refused, tmp_path, calibration_model):

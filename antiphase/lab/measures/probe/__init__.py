@@ -95,7 +95,7 @@ class Probe(Result):
     persistence_chance: float | None
     """The same if layers were independent."""
     null_local: float
-    """Share of sinks in purely local maps, which have no real sinks."""
+    """Share of sinks in maps whose queries attend to themselves alone, which have no real sinks; mean over layers."""
     null_uniform: float
     """The same for uniform maps."""
     judged_positions: int

@@ -23,7 +23,6 @@ from antiphase.lab.text.corpora import fingerprint
 from antiphase.lab.text.packing import pack
 from antiphase.lab.text.tokenization import opening_of_text
 from antiphase.models.sources.tokenizers import check_rows
-from antiphase.ops.statistics import SinkBaselines, sink_baselines
 
 BINS = 256
 """Largest number of columns in the map of positions; in longer sequences, columns contain several positions."""
@@ -122,8 +121,6 @@ def sinks_on_text(
     if float(means["unspent"].max()) <= UNSPENT:
         del means["unspent"]
     by_layer = {name: values.mean(-1).tolist() for name, values in means.items() if name in _BY_HEAD}
-    # Where also the last key is seen by many queries, maps without sinks give each key 1 / N
-    lines = sink_baselines(length, alpha=alpha) if judged < length else SinkBaselines(local=0.0, uniform=0.0)
     rates = (by_token / occurrences.clamp(min=1)).where(occurrences >= FEWEST_OCCURRENCES, -1.0)
     order = rates.argsort(descending=True)
     stays, before, chance = (float(sums[name]) for name in ("stays", "before", "chance"))
@@ -132,8 +129,8 @@ def sinks_on_text(
         length=length,
         persistence=stays / before if before else None,
         persistence_chance=chance / before if before else None,
-        null_local=lines.local,
-        null_uniform=lines.uniform,
+        null_local=float(means["null_local"].mean()),
+        null_uniform=float(means["null_uniform"].mean()),
         judged_positions=judged,
         layers=[
             Figures(layer=layer, **{name: values[index] for name, values in by_layer.items()})
@@ -178,6 +175,8 @@ def _sums(found: AttentionStatistics, sinks: Tensor) -> dict[str, Tensor]:
         "entropy": found.entropy.double().sum(1),
         "top_logit": found.top_logits[..., 0].double().sum(1),
         "unspent": found.unspent.double().sum(1),
+        "null_local": found.null_local.sum(1),
+        "null_uniform": found.null_uniform.sum(1),
         "positions": positions,
         **{name: torch.tensor(value, dtype=torch.float64)
            for name, value in (("stays", stays), ("before", before), ("chance", chance))},

@@ -37,7 +37,7 @@ def quantized_logits(model: PreTrainedModel, bits: int, *, granularity: str = "h
         raise InputError(f"granularity must be one of {', '.join(GRANULARITIES)}, got {granularity!r}")
     text = model.config.get_text_config()
     if not getattr(text, "num_attention_heads", 0):
-        raise InputError(f"a {model.config.model_type} model has no attention logits that could be quantized")
+        raise InputError(f"models of type {model.config.model_type} have no attention logits that could be quantized")
     every = MapChoice(None)
 
     def form(maps: ChosenMaps) -> Tensor:

@@ -26,6 +26,7 @@ from antiphase.lab.studies.calibrate.cells import cell_of, scored
 from antiphase.lab.studies.calibrate.measuring import (
     CHOSEN_ON,
     check_judges,
+    check_model,
     directions,
     hash_of_sample,
     load_tasks,
@@ -59,6 +60,8 @@ def apply(
         tasks = load_tasks(settings, loaded)
         rows, texts, total = [], [], len(tasks) + len(settings.texts)
         with refused_by_model(settings.name):
+            if tasks:
+                check_model(loaded.model, tasks, plan.mode)
             for task in tasks.values():
                 rows.append(_compared(loaded.model, plan, task, settings.seed, say))
                 report(len(rows), total)
