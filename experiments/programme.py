@@ -4,7 +4,7 @@
 
 A study is its claim (``records/programme/STUDY/claim.json``, written before its runs) and its entry ``STUDY/runs``
 in ``programme.yaml``, whose arms ran at the rates that ``STUDY/rates`` chose. Steps to learn are compared by survival
-analysis, losses in blocks (``antiphase.lab.statistics``).
+analysis, losses and noise in blocks (``antiphase.lab.statistics``).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rich.console import Console
 
 from antiphase.base.errors import InputError
 from antiphase.lab.statistics.blocks import Blocks
+from antiphase.lab.statistics.intervals import mean_interval
 from antiphase.lab.statistics.survival import compare_steps, survival
 from antiphase.lab.statistics.verdicts import MARGIN, verdict
 from experiments import programme_runs
@@ -31,6 +32,7 @@ from tools.tables.markdown import Rows, markdown
 
 WELL = 0.9
 """First-query accuracy at which a run has learned to retrieve well."""
+PARTS = {"filler": "filler", "other_needles": "other facts"}
 PAPERS: Mapping[tuple[str, str], float] = {("V1", "S"): 3.062 - 3.087, ("V1", "SW"): 3.062 - 3.086}
 """The paper's differences of held-out losses, nats per token (2410.05258, table 6)."""
 
@@ -41,7 +43,8 @@ class Study:
 
     name: str
     claim: Mapping[str, Any]
-    measures_steps: bool
+    measures: str
+    """steps, loss or noise"""
     runs: Mapping[str, Mapping[int, Line]]
     seeds: Sequence[int]
     """Those with a run of every arm."""
@@ -60,8 +63,8 @@ class Study:
         for line in lines(entry):
             found[line["arm"]][line["seed"]] = line
         seeds = [seed for seed in known[entry]["seeds"] if all(seed in own for own in found.values())]
-        chosen_by = known[known[entry]["rates_from"]]["chosen_by"]
-        return cls(name, json.loads(path.read_text("utf-8")), chosen_by == "steps", found, seeds)
+        measures = "noise" if "until" in known[entry] else known[known[entry]["rates_from"]]["chosen_by"]
+        return cls(name, json.loads(path.read_text("utf-8")), measures, found, seeds)
 
     @property
     def primary(self) -> tuple[str, str]:
@@ -155,6 +158,67 @@ def loss_tables(study: Study) -> dict[str, Rows]:
     return {"losses": by_arm, "differences": pairs, "pooling": _pooling(blocks)}
 
 
+def _drawn_again(line: Line, part: str, name: str) -> float:
+    """A number of the answers when a part is drawn again."""
+    (row,) = [row for row in line["noise"]["resampled"] if row["part"] == part]
+    found = row[name]
+    return float(found["value"] if isinstance(found, dict) else found)
+
+
+def noise_tables(study: Study) -> dict[str, Rows]:
+    """How far answers stand above what irrelevant tokens do to them, and what changes of the attention do."""
+    shown = [("filler", "log_odds"), ("filler", "sd"), ("filler", "ratio"), ("other_needles", "ratio")]
+    by_arm: Rows = [["arm", "first past 90 %, median step", "right", "log-odds, mean", "sd, filler drawn again",
+                     "mean / sd", "mean / sd, other facts drawn again"]]  # fmt: skip
+    for arm, own in study.runs.items():
+        some = [own[seed] for seed in study.seeds]
+        cells = [fmean(_drawn_again(line, *one) for line in some) for one in shown]
+        right = fmean(_drawn_again(line, "filler", "accuracy") for line in some)
+        step = median(line["curve"][-1][0] for line in some)
+        by_arm.append([arm, f"{step:.0f}", f"{right:.1%}", *(f"{value:.2f}" for value in cells)])
+    pairs: Rows = [["difference of mean / sd", "filler drawn again", "95 %", "n", "MDE", "verdict",
+                    "other facts drawn again", "95 %"]]  # fmt: skip
+    parts = [Blocks.of(study.series(partial(_drawn_again, part=part, name="ratio"))) for part in PARTS]
+    for arm, other in study.contrasts():
+        found = [None if blocks is None else blocks.difference(arm, other) for blocks in parts]
+        filler, facts = ([f"{one.estimate:+.2f}", "{:+.2f} to {:+.2f}".format(*one.interval())] if one else ["–", "–"]
+                         for one in found)  # fmt: skip
+        size = [str(found[0].blocks), f"{found[0].detectable:.2f}"] if found[0] else ["–", "–"]
+        word = "–"
+        if found[0] and (arm, other) == study.primary:
+            word = str(verdict(found[0].interval(), lower_is_better=False, detectable=None, paper=None))
+        pairs.append([f"{arm} - {other}", *filler, *size, word, *facts])
+    return {
+        "noise": by_arm,
+        "noise-differences": pairs,
+        "noise-changed": _changed(study),
+        "pooling": _pooling(parts[0]),
+    }
+
+
+def _changed(study: Study) -> Rows:
+    """What hiding parts, and removing or exchanging second maps, does to answers: means over seeds."""
+    rows: Rows = [["arm", "change", "in layers", "right before", "right", "change of log-odds", "95 %"]]
+    for arm, own in study.runs.items():
+        found: dict[tuple[str, str], list[Line]] = {}
+        for seed in study.seeds:
+            for row in own[seed]["noise"]["changed"]:
+                what = f"second map {row['change']}" if row["part"] is None else f"{PARTS[row['part']]} hidden"
+                where = "all" if row["layers"] is None else ", ".join(str(layer + 1) for layer in row["layers"])
+                found.setdefault(
+                    (what, where if row["part"] is None or where == "all" else "that retrieve"), []
+                ).append(row)
+        for (what, where), some in found.items():
+            changes = [row["log_odds"]["value"] for row in some]
+            interval = mean_interval(changes)
+            right = (f"{fmean(row[name] for row in some):.1%}" for name in ("accuracy_before", "accuracy"))
+            rows.append([
+                arm, what, where, *right, f"{fmean(changes):+.2f}",
+                "–" if interval is None else "{:+.2f} to {:+.2f}".format(*interval),
+            ])  # fmt: skip
+    return rows
+
+
 def _pooling(blocks: Blocks[str] | None) -> Rows:
     """Whether the arms vary alike."""
     rows: Rows = [["residual standard deviation", "p that arms vary alike", "pooled"]]
@@ -173,7 +237,7 @@ def tables(name: str) -> dict[str, Rows]:
     study = Study.of(name)
     if not study.seeds:
         return {}
-    return steps_tables(study) if study.measures_steps else loss_tables(study)
+    return {"steps": steps_tables, "loss": loss_tables, "noise": noise_tables}[study.measures](study)
 
 
 def on_pages() -> dict[str, Callable[[], Rows]]:
@@ -182,7 +246,8 @@ def on_pages() -> dict[str, Callable[[], Rows]]:
     def of(study: str, kind: str) -> Rows:
         return tables(study).get(kind, [["no seed has a run of every arm yet"]])
 
-    kinds = ("steps-50", "ratios-50", "steps-90", "ratios-90", "losses", "differences", "pooling")
+    kinds = ("steps-50", "ratios-50", "steps-90", "ratios-90", "losses", "differences", "pooling", "noise",
+             "noise-differences", "noise-changed")  # fmt: skip
     names = [name.removesuffix("/runs") for name in programme_runs.studies() if name.endswith("/runs")]
     return {f"programme-{name}-{kind}": partial(of, name, kind) for name in names for kind in kinds}
 

@@ -16,8 +16,9 @@ STUDIES = {
     "x/runs": {"arms": ["S", "V1", "V1+"], "rates_from": "x/rates", "seeds": list(range(8))},
     "y/rates": {"chosen_by": "loss"},
     "y/runs": {"arms": ["S", "SW", "V1"], "rates_from": "y/rates", "seeds": list(range(8))},
+    "z/runs": {"arms": ["S", "V1"], "rates_from": "x/rates", "seeds": list(range(8)), "until": 0.9},
 }
-PRIMARY = {"x": ["V1", "V1+"], "y": ["V1", "SW"]}
+PRIMARY = {"x": ["V1", "V1+"], "y": ["V1", "SW"], "z": ["V1", "S"]}
 
 
 @pytest.fixture
@@ -97,6 +98,41 @@ def test_losses_are_compared_in_blocks_beside_the_papers_effect(study, lead, spr
     assert sum(each) / 2 == pytest.approx(float(cells["mean"]), abs=6e-4)
     assert {row[7] for row in others} == {"–"}
     assert float(found["pooling"][1][0]) == pytest.approx(spread, rel=0.5)
+
+
+def noisy(arm, seed, ratio):
+    def row(part, ratio):
+        return {"part": part, "accuracy": 0.9, "log_odds": {"value": 2.0}, "sd": {"value": 2.0 / ratio},
+                "ratio": {"value": ratio}}  # fmt: skip
+
+    def changed(change, part, layers, value):
+        return {"change": change, "part": part, "layers": layers, "accuracy_before": 0.9, "accuracy": 0.8,
+                "log_odds": {"value": value + 0.1 * (seed % 2)}}  # fmt: skip
+
+    found = [changed("hidden", "filler", [seed % 2], 0.4), changed("hidden", "filler", None, 0.2)]
+    found += [changed("removed", None, [1], -2.0)] if arm == "V1" else []
+    resampled = [row("filler", ratio), row("other_needles", 1.0)]
+    return {**learner(arm, seed, 200), "noise": {"resampled": resampled, "changed": found}}
+
+
+def test_noise_is_compared_in_blocks_and_changes_are_means_over_seeds(study):
+    generator = numpy.random.default_rng(1)
+    noise = [generator.normal(scale=0.2, size=2) for _ in range(8)]
+    lines = [noisy(arm, seed, 3 + seed / 4 + (arm == "V1") + noise[seed][index])
+             for seed in range(8) for index, arm in enumerate(("S", "V1"))]  # fmt: skip
+    found = study("z", lines)
+    head, primary = found["noise-differences"]
+    cells = dict(zip(head, primary, strict=True))
+    differences = [1 + own[1] - own[0] for own in noise]
+    assert float(cells["filler drawn again"]) == pytest.approx(numpy.mean(differences), abs=0.006)
+    assert (cells["difference of mean / sd"], cells["n"], cells["verdict"]) == ("V1 - S", "8", "agrees")
+    assert cells["other facts drawn again"] == "+0.00"
+    assert [row[:3] for row in found["noise-changed"][1:]] == [
+        ["S", "filler hidden", "that retrieve"], ["S", "filler hidden", "all"],
+        ["V1", "filler hidden", "that retrieve"], ["V1", "filler hidden", "all"], ["V1", "second map removed", "2"],
+    ]  # fmt: skip
+    assert [row[5] for row in found["noise-changed"][1:]] == ["+0.45", "+0.25", "+0.45", "+0.25", "-1.95"]
+    assert found["noise"][1][:4] == ["S", "600", "90.0%", "2.00"]
 
 
 def test_only_whole_seeds_count_and_an_arm_that_diverged_has_no_contrast(study):
