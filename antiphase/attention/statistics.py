@@ -242,9 +242,7 @@ class _Probe:
             call.refuse_unread("dropout")
         call = without_bias(call)
         visible = Visibility(call.mask, call.is_causal, call.sliding_window)
-        real = self.real
-        if real is None:
-            real = torch.ones(batch, length, dtype=torch.bool, device=call.query.device)
+        real = torch.ones(batch, length, dtype=torch.bool, device=call.query.device) if self.real is None else self.real
         for name, span in self.spans.items():
             if span.dtype != torch.bool or span.shape != real.shape:
                 raise ValueError(f"span {name} must be bool {tuple(real.shape)}, got {span.dtype} {tuple(span.shape)}")
@@ -304,17 +302,9 @@ class _Probe:
         """The statistics of all layers that were seen."""
         every = {name: rows.all() for name, rows in self.rows.items() if rows.count == len(self.layers)}
         fields = (
-            "received",
-            "sinks",
-            "enough_queries",
-            "null_local",
-            "null_uniform",
-            "sink_share",
-            "first_share",
-            "unspent",
-            "entropy",
-            "top_logits",
-        )
+            "received", "sinks", "enough_queries", "null_local", "null_uniform", "sink_share", "first_share", "unspent",
+            "entropy", "top_logits",
+        )  # fmt: skip
         differences = None
         if "differences.entropy" in every:
             differences = DifferenceStatistics(

@@ -292,7 +292,7 @@ def uniform_received(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
 def _over_queries(values: Tensor, keys: int, visibility: Visibility) -> Tensor:
     """Sum of values (B, N) over the queries that see each key: (B, M) of the same type, int64 or fp64."""
     length = values.shape[1]
-    mask, is_causal, sliding_window = visibility.mask, visibility.is_causal, visibility.sliding_window
+    mask = visibility.mask
     if mask is not None and mask.shape[2] > 1:
         found = values.new_zeros(len(values), keys, dtype=torch.float64)
         for rows, visible in _visible_rows(length, keys, visibility, mask):
@@ -301,25 +301,25 @@ def _over_queries(values: Tensor, keys: int, visibility: Visibility) -> Tensor:
     # The position of the first query that sees a key
     start = torch.arange(keys, device=values.device) - (keys - length)
     before = torch.nn.functional.pad(values.cumsum(1), (1, 0))  # (B, N + 1): of the queries before each
-    if not is_causal and sliding_window is None:
+    if not visibility.is_causal and visibility.sliding_window is None:
         found = before[:, -1:].expand(-1, keys)
     else:
-        stop = start + sliding_window if sliding_window else torch.full_like(start, length)
+        stop = start + (visibility.sliding_window or keys)
         found = before[:, stop.clamp(0, length)] - before[:, start.clamp(0, length)]
     return found if mask is None else found * mask[:, 0, 0]
 
 
 def visible_keys(length: int, keys: int, visibility: Visibility) -> Tensor:
     """Number of keys that each of so many queries sees: (1|B, N) int64."""
-    mask, sliding_window = visibility.mask, visibility.sliding_window
+    mask = visibility.mask
     if mask is not None and mask.shape[2] > 1:
         return torch.cat([visible.sum(-1) for _, visible in _visible_rows(length, keys, visibility, mask)], dim=1)
     real = torch.ones(1, keys, dtype=torch.bool) if mask is None else mask[:, 0, 0]
     before = torch.nn.functional.pad(real.long().cumsum(1), (1, 0))  # (1|B, M + 1): keys before each
-    if not visibility.is_causal and sliding_window is None:
+    if not visibility.is_causal and visibility.sliding_window is None:
         return before[:, -1:].expand(-1, length)
     stop = torch.arange(1, length + 1, device=real.device) + keys - length
-    start = stop - sliding_window if sliding_window else torch.zeros_like(stop)
+    start = stop - (visibility.sliding_window or keys)
     return before[:, stop.clamp(0, keys)] - before[:, start.clamp(0, keys)]
 
 
@@ -332,9 +332,7 @@ def _visible_rows(length: int, keys: int, visibility: Visibility, mask: Tensor) 
         behind = distance + torch.arange(own.start, own.stop, device=mask.device)[:, None]  # (n, M)
         visible = mask[:, 0, own]
         if visibility.is_causal or visibility.sliding_window:
-            visible = visible & (behind >= 0)
-        if visibility.sliding_window:
-            visible = visible & (behind < visibility.sliding_window)
+            visible = visible & (behind >= 0) & (behind < (visibility.sliding_window or keys))
         yield own, visible
 
 

@@ -178,8 +178,9 @@ def _sums(found: AttentionStatistics, sinks: Tensor) -> dict[str, Tensor]:
         "null_local": found.null_local.sum(1),
         "null_uniform": found.null_uniform.sum(1),
         "positions": positions,
-        **{name: torch.tensor(value, dtype=torch.float64)
-           for name, value in (("stays", stays), ("before", before), ("chance", chance))},
+        "stays": torch.tensor(stays, dtype=torch.float64),
+        "before": torch.tensor(before, dtype=torch.float64),
+        "chance": torch.tensor(chance, dtype=torch.float64),
     }  # fmt: skip
 
 
