@@ -139,8 +139,7 @@ class Eager:
         else:
             queries = real[position]
             received = weights[queries].sum(0) / visible[queries].sum(0)
-            last = int(queries.nonzero()[-1])
-            sinks = received > self.plan.alpha / int(visible[last].sum())
+            sinks = received > self.plan.alpha / int(visible[queries].sum(1).max())
             if first >= 0:
                 sinks[first] = False
             self.sinks[name] = sinks
