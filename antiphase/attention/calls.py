@@ -155,12 +155,11 @@ class AttentionCall:
         Raises:
             ValueError: there is such an argument; the message names it.
         """
-        config = getattr(self.module, "config", None)
-        kind = getattr(config, "model_type", "such a")
+        kind = getattr(getattr(self.module, "config", None), "model_type", None)
         refuse_unknown(
             self.unread(*also_read),
             self.module,
-            what=f"measuring or changing attention of models of type {kind}",
+            what=f"measuring or changing attention of {f'models of type {kind}' if kind else 'this model'}",
             otherwise="antiphase evaluate measures the model as it is",
         )
 

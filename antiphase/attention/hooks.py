@@ -132,9 +132,9 @@ def refuse_other_interfaces(model: PreTrainedModel) -> None:
     """
     if not model._can_set_attn_implementation():
         raise ValueError(
-            f"{type(model).__name__} does not use transformers' attention interface, so attention of a "
-            f"{model.config.model_type} model can be neither read nor changed; that of models which use it can, such "
-            "as llama, gpt2, gemma2, bert or t5"
+            f"{type(model).__name__} does not use transformers' attention interface, so attention of models of type "
+            f"{model.config.model_type} can be neither read nor changed; that of models which use it can, such as "
+            "llama, gpt2, gemma2, bert or t5"
         )
 
 
@@ -341,7 +341,7 @@ class _Passes:
             if self.once and layer in self.here.now.layers:
                 raise ValueError(
                     f"layer {layer} of {self.name} attends more than once in a forward pass, so that its calls cannot "
-                    "be told apart; its losses and answers can be measured"
+                    "be told apart; antiphase evaluate measures the model as it is"
                 )
             self.here.now.layers.append(layer)
         return layer, again

@@ -21,8 +21,9 @@ from antiphase.ops.statistics import (
     LayerStatistics,
     Visibility,
     enough_queries,
+    keys_seen,
     layer_statistics,
-    most_visible_keys,
+    most_seen,
     sinks,
     uniform_received,
 )  # fmt: skip
@@ -64,7 +65,7 @@ class AttentionStatistics(Shown):
     enough_queries: Tensor
     """(layers, B, N) bool: keys seen by at least N / α queries, so that no single query can make them a sink."""
     null_local: Tensor
-    """(layers, B): share of keys that would be sinks in a map whose queries attend to themselves alone."""
+    """(layers, B): share of real keys that would be sinks in a map whose queries attend to themselves alone."""
     null_uniform: Tensor
     """(layers, B): the same in a map whose queries attend to all keys that they see alike."""
     sink_share: Tensor
@@ -194,7 +195,7 @@ class _Rows:
         if row.shape != self.storage.shape[1:]:
             raise ValueError(
                 f"the layers of models of type {self.model} have different numbers of heads or tokens, which do not "
-                "fit into one table; look at single layers, or measure a part whose layers are alike"
+                "fit into one table; antiphase look shows each layer, and parts whose layers are alike can be measured"
             )
         if self.count == len(self.storage):
             self.storage = torch.cat([self.storage, torch.empty_like(self.storage)])
@@ -269,17 +270,19 @@ class _Probe:
         Args:
             real: (B, N) bool, without padding.
         """
-        first, most = real.long().argmax(1), most_visible_keys(real, real.shape[1], visible)
+        first, seen = real.long().argmax(1), keys_seen(real, real.shape[1], visible)
+        most, queries = most_seen(real, seen), found.queries.double()
         received, mass = pairing.by_map(found.maps.received), pairing.by_map(found.maps.mass)
         marked = sinks(received, first, most, alpha=self.alpha)
-        enough = enough_queries(found.queries, most, alpha=self.alpha)
-        uniform = sinks(uniform_received(real, real.shape[1], visible), first, most, alpha=self.alpha)
-        alone = ~enough & real & (torch.arange(real.shape[1], device=real.device) != first[:, None])
+        nulls = {
+            "null_local": 1 / queries.where(queries > 0, torch.nan),
+            "null_uniform": uniform_received(real, seen, found.queries, visible),
+        }
         yield "received", received
         yield "sinks", marked
-        yield "enough_queries", enough
-        yield "null_local", alone.double().mean(1)
-        yield "null_uniform", uniform.double().mean(1)
+        yield "enough_queries", enough_queries(found.queries, most, alpha=self.alpha)
+        for name, alike in nulls.items():
+            yield name, sinks(alike, first, most, alpha=self.alpha).sum(1) / real.sum(1).clamp(min=1)
         yield "sink_share", _share(mass, marked)
         yield "first_share", _share(mass, torch.nn.functional.one_hot(first, real.shape[1]).bool())
         yield "unspent", (1 - mass.sum(-1)).clamp(min=0)

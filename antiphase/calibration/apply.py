@@ -17,7 +17,7 @@ from antiphase.calibration.attention import attend, attend_running, calibrated_s
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.reference import redistribute
 from antiphase.ops.shapes import statistics_dtype
-from antiphase.ops.statistics import Visibility, most_visible_keys, sinks, visible_queries
+from antiphase.ops.statistics import Visibility, keys_seen, most_seen, sinks, visible_queries
 
 STEPS_AHEAD = 512
 """Number of decoding steps for which memory is allocated at a time."""
@@ -217,8 +217,8 @@ def _sinks(maps: ChosenMaps, mass: Tensor, alpha: float) -> Tensor:
     keys = maps.key.shape[2]
     queries = visible_queries(maps.real_queries, keys, seen)
     received = mass / queries[:, None, None].to(mass.dtype)
-    visible = most_visible_keys(maps.real_queries, keys, seen)
-    return sinks(received, maps.first, visible, alpha=alpha)
+    most = most_seen(maps.real_queries, keys_seen(maps.real_queries, keys, seen))
+    return sinks(received, maps.first, most, alpha=alpha)
 
 
 def in_cache(known: Tensor, forward: ForwardPass, maps: ChosenMaps) -> Tensor:

@@ -282,11 +282,18 @@ def visible_queries(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
     return _over_queries(real.long(), keys, visibility)
 
 
-def uniform_received(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
-    """``Statistics.received`` of a map whose queries attend to all keys that they see alike: (B, M) fp64."""
-    seen = visible_keys(real.shape[1], keys, visibility).to(real.device).clamp(min=1)
-    queries = visible_queries(real, keys, visibility)
-    return _over_queries(real.double() / seen, keys, visibility) / queries.double().where(queries > 0, torch.nan)
+def uniform_received(real: Tensor, seen: Tensor, queries: Tensor, visibility: Visibility) -> Tensor:
+    """``Statistics.received`` of a map whose queries attend to all keys that they see alike: (B, M) fp64.
+
+    It is rounded down by more than the sums' errors, so that what equals a threshold is not above it.
+
+    Args:
+        real: (B, N) bool, the queries that count.
+        seen: (1|B, N), from ``keys_seen``.
+        queries: (B, M), from ``visible_queries``.
+    """
+    received = _over_queries(real.double() / seen.clamp(min=1), queries.shape[1], visibility)
+    return received / queries.double().where(queries > 0, torch.nan) * (1 - 1e-9)
 
 
 def _over_queries(values: Tensor, keys: int, visibility: Visibility) -> Tensor:
@@ -309,13 +316,14 @@ def _over_queries(values: Tensor, keys: int, visibility: Visibility) -> Tensor:
     return found if mask is None else found * mask[:, 0, 0]
 
 
-def visible_keys(length: int, keys: int, visibility: Visibility) -> Tensor:
-    """Number of keys that each of so many queries sees: (1|B, N) int64."""
+def keys_seen(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
+    """Number of keys that each query (B, N) sees: (1|B, N) int64."""
+    length = real.shape[1]
     mask = visibility.mask
     if mask is not None and mask.shape[2] > 1:
         return torch.cat([visible.sum(-1) for _, visible in _visible_rows(length, keys, visibility, mask)], dim=1)
-    real = torch.ones(1, keys, dtype=torch.bool) if mask is None else mask[:, 0, 0]
-    before = torch.nn.functional.pad(real.long().cumsum(1), (1, 0))  # (1|B, M + 1): keys before each
+    shown = real.new_ones(1, keys) if mask is None else mask[:, 0, 0]
+    before = torch.nn.functional.pad(shown.long().cumsum(1), (1, 0))  # (1|B, M + 1): keys before each
     if not visibility.is_causal and visibility.sliding_window is None:
         return before[:, -1:].expand(-1, length)
     stop = torch.arange(1, length + 1, device=real.device) + keys - length
@@ -336,13 +344,12 @@ def _visible_rows(length: int, keys: int, visibility: Visibility, mask: Tensor) 
         yield own, visible
 
 
-def most_visible_keys(real: Tensor, keys: int, visibility: Visibility) -> Tensor:
-    """Largest number of keys that a real query of each row (B, N) sees: (B,) int64, at least 1.
+def most_seen(real: Tensor, seen: Tensor) -> Tensor:
+    """Largest number of keys that a real query of each row (B, N) sees, of those in ``keys_seen``: (B,), at least 1.
 
     In a causal map it is what the last query sees. Where texts are read in chunks, each of which sees itself alone,
     the last query may be the first of a chunk.
     """
-    seen = visible_keys(real.shape[1], keys, visibility).to(real.device)
     return seen.where(real, 0).amax(1).clamp(min=1)
 
 
@@ -359,7 +366,7 @@ def sinks(received: Tensor, first: Tensor, visible: Tensor, *, alpha: float) -> 
     """
     shape = (-1, *[1] * (received.dim() - 1))
     position = torch.arange(received.shape[-1], device=received.device)
-    return (received > alpha / visible.view(shape)) & (position != first.view(shape))
+    return (received > alpha / visible.view(shape).to(received.dtype)) & (position != first.view(shape))
 
 
 def enough_queries(queries: Tensor, visible: Tensor, *, alpha: float) -> Tensor:

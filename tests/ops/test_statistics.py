@@ -1,6 +1,7 @@
 """Reductions of attention against whole maps, formed from their definition."""
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from antiphase.ops import blocks
 from antiphase.ops.statistics import (
     Visibility,
     enough_queries,
+    keys_seen,
     layer_statistics,
-    most_visible_keys,
+    most_seen,
     sinks,
     uniform_received,
     visible_queries,
@@ -109,17 +111,34 @@ def test_visible_queries_most_keys_of_one_and_uniform_maps(kind, is_causal, wind
     rule = Visibility(mask, is_causal, window)
     torch.testing.assert_close(visible_queries(real, keys, rule), (visible & real[:, :, None]).sum(1))
     seen = visible.sum(-1)
-    torch.testing.assert_close(most_visible_keys(real, keys, rule), seen.where(real, 0).amax(1))
+    found = keys_seen(real, keys, rule)
+    torch.testing.assert_close(most_seen(real, found), seen.where(real, 0).amax(1))
     uniform = (visible & real[:, :, None]) / seen.clamp(min=1)[:, :, None].double()
     queries = (visible & real[:, :, None]).sum(1).double()
     expected = uniform.sum(1) / queries.where(queries > 0, torch.nan)
-    torch.testing.assert_close(uniform_received(real, keys, rule), expected, equal_nan=True)
+    queries = visible_queries(real, keys, rule)
+    torch.testing.assert_close(uniform_received(real, found, queries, rule), expected, equal_nan=True)
 
 
 def test_the_last_query_of_a_chunk_of_its_own_does_not_set_the_threshold():
     places = torch.arange(9)
     mask = (places[:, None] // 4 == places // 4)[None, None]  # the last query sees itself alone
-    assert most_visible_keys(torch.ones(1, 9, dtype=torch.bool), 9, Visibility(mask, True)).tolist() == [4]
+    real = torch.ones(1, 9, dtype=torch.bool)
+    assert most_seen(real, keys_seen(real, 9, Visibility(mask, True))).tolist() == [4]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("alpha", [1.0, 5.0])
+def test_a_uniform_map_whose_keys_get_just_the_threshold_has_no_sink(is_causal, alpha):
+    for length in range(2, 120):
+        real, rule = torch.ones(1, length, dtype=torch.bool), Visibility(None, is_causal)
+        seen, queries = keys_seen(real, length, rule), visible_queries(real, length, rule)
+        found = sinks(
+            uniform_received(real, seen, queries, rule), torch.tensor([0]), most_seen(real, seen), alpha=alpha
+        )
+        shares = [Fraction(1, row + 1 if is_causal else length) for row in range(length)]
+        received = [sum(shares[key:]) / (length - key) if is_causal else Fraction(1, length) for key in range(length)]
+        assert found[0].tolist() == [bool(key and got > Fraction(alpha) / length) for key, got in enumerate(received)]
 
 
 def test_sinks_are_above_the_threshold_and_never_the_first_token():

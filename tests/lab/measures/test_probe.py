@@ -148,9 +148,8 @@ def test_rates_and_occurrences_of_tokens_are_of_the_same_positions(ids):
     judged = direct.enough_queries.all(0)
     assert direct.enough_queries[1].sum() > direct.enough_queries[0].sum() == judged.sum()
     assert found.judged_positions == int(judged[0].sum())
-    length = ids.shape[
-        1
-    ]  # a key makes a sink of itself alone if fewer than N / α queries see it: 8 / 2 with the window
+    length = ids.shape[1]
+    # A key makes a sink of itself alone if fewer than N / α queries see it: 8 / 2 with the window
     assert found.null_local == pytest.approx(((length / 2 - 1) + (8 / 2 - 1)) / 2 / length, abs=1 / length)
     assert found.tokens
     for row in found.tokens:

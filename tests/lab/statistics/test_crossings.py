@@ -67,6 +67,12 @@ def test_accuracy_that_rises_crosses_on_no_side_that_was_not_measured():
     assert half.interval == (None, None)
 
 
+def test_a_crossing_beyond_the_sizes_has_no_value_though_its_interval_begins_within_them():
+    found = crossed(NEEDLES, [20, 20, 20, 20, 19, 14], [20] * 6)
+    assert (found.value, found.beyond, found.interval[1]) == (None, "above", None)
+    assert 32 < found.interval[0] < 64
+
+
 def test_a_crossing_near_the_end_has_an_open_interval():
     found = crossed(NEEDLES, [20, 20, 19, 18, 15, 9], [20] * 6)
     assert 32 < found.value <= 64

@@ -69,6 +69,19 @@ def test_prompts_in_which_padding_would_count(kind, any_model):
         torch.testing.assert_close(scores.log_likelihood, logs[torch.tensor(listed)[:, 0]], rtol=1e-4, atol=1e-4)
 
 
+@torch.no_grad()
+def test_prompts_longer_than_those_from_which_rope_changes(any_model, monkeypatch):
+    """A probe of a few tokens does not come so far: the configuration says so."""
+    monkeypatch.setitem(PADDING_COUNTS["longrope"].rope_parameters, "original_max_position_embeddings", 40)
+    monkeypatch.setattr(PADDING_COUNTS["longrope"], "original_max_position_embeddings", 40)
+    model = any_model("longrope")
+    prompts = [[*range(3, 3 + length)] for length in (36, 44, 52)]
+    assert not is_read_in_parts(model)
+    for prompt, scores in zip(prompts, score_options(model, prompts, [[[3], [4]]] * 3), strict=True):
+        logs = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+        torch.testing.assert_close(scores.log_likelihood, logs[3:5], rtol=1e-4, atol=1e-4)
+
+
 def test_logits_of_options_are_bounded_in_memory(tiny_model, monkeypatch):
     """However many options there are, and however large the vocabulary is."""
     model = probed(tiny_model("softmax"))
