@@ -250,7 +250,7 @@ ALPHA, BETA = 1.3, 0.2
 def calibrate(weights, visible, beta=BETA):
     """The rule on maps (B, N, N) of a whole text without padding."""
     received = weights.sum(-2) / visible.sum(0)
-    sinks = received > ALPHA / int(visible[-1].sum())
+    sinks = received > ALPHA / int(visible.sum(-1).max())
     sinks[:, 0] = False
     return redistribute(weights, sinks.unsqueeze(-2), beta=beta)
 
