@@ -204,10 +204,9 @@ def _changed(study: Study) -> Rows:
         for seed in study.seeds:
             for row in own[seed]["noise"]["changed"]:
                 what = f"second map {row['change']}" if row["part"] is None else f"{PARTS[row['part']]} hidden"
-                where = "all" if row["layers"] is None else ", ".join(str(layer + 1) for layer in row["layers"])
-                found.setdefault(
-                    (what, where if row["part"] is None or where == "all" else "that retrieve"), []
-                ).append(row)
+                numbers = None if row["layers"] is None else ", ".join(str(layer + 1) for layer in row["layers"])
+                where = "all" if numbers is None else numbers if row["part"] is None else "that retrieve"
+                found.setdefault((what, where), []).append(row)
         for (what, where), some in found.items():
             changes = [row["log_odds"]["value"] for row in some]
             interval = mean_interval(changes)

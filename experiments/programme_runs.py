@@ -164,7 +164,9 @@ def execute(run: Run, settings: RunSettings, study: Mapping[str, Any] | None = N
         "by_document": None if chooses else by_document(place, settings, record),
         **{name: record.environment.get(name) for name in ENVIRONMENT}, "created": record.created,
     }  # fmt: skip
-    return line | ({"noise": noise(place.with_name(record.values["folder"]))} if "until" in study else {})
+    if "until" in study:
+        line["noise"] = noise(place.with_name(record.values["folder"]))
+    return line
 
 
 def trained(settings: RunSettings, place: Path) -> Record:
@@ -179,8 +181,8 @@ def trained(settings: RunSettings, place: Path) -> Record:
 def trained_until(run: Run, settings: RunSettings, place: Path, study: Mapping[str, Any]) -> Record:
     """The record of the run that ends at its first evaluation with more than ``until``, or at the end of its steps.
 
-    A run of fewer steps repeats the first ones of a longer one, so the step is looked for from the one at which the
-    runs of ``like`` had it.
+    A run of fewer steps repeats the beginning of a longer one, so the search starts at the step of that run of the
+    study ``like``.
     """
     longest = settings.training.steps
     (like,) = [line for line in lines(study["like"]) if (line["arm"], line["rate"], line["seed"]) ==
@@ -291,7 +293,7 @@ def main() -> None:
                 if time.monotonic() > ends:
                     return
                 settings = {run: settings_of(run, known[name], given.data, given.validation, given.set) for run in some}
-                if given.processes > 1:
+                if given.processes > 1 and "until" not in known[name]:  # whose steps are not known before
                     execute_together(settings, given.processes, ends)
                 for run in some:
                     line = execute(run, settings[run], known[name])

@@ -78,11 +78,10 @@ def by_mode(score: Callable[..., Any], mode: str) -> Callable[..., Any]:
     return partial(score, stepwise=mode == "paper")
 
 
-def check_model(model: PreTrainedModel, tasks: Mapping[str, Task], mode: str) -> None:
-    """Raise a ValueError for a model that cannot be calibrated, before anything long begins."""
-    plan = CalibrationPlan({0: range(heads_by_layer(model).get(0, 1))}, alpha=NO_SINKS, mode=mode)
+def check_model(model: PreTrainedModel, tasks: Mapping[str, Task], plan: CalibrationPlan) -> None:
+    """Raise a ValueError for a model that cannot be calibrated by a plan, before anything long begins."""
     with calibrated(model, plan):
-        by_mode(score_samples, mode)(model, [next(iter(tasks.values())).samples[0]])
+        by_mode(score_samples, plan.mode)(model, [next(iter(tasks.values())).samples[0]])
 
 
 def check_judges(task: str, count: int) -> None:
@@ -162,7 +161,8 @@ def begin(work: Work, settings: ChoiceSettings, say: Callable[[str], None]) -> t
     if settings.layers is not None and max(settings.layers) > last:
         raise InputError(f"--layers names layer {max(settings.layers)}, but the model's layers are 0 to {last}")
     tasks = load_tasks(settings, loaded)
-    check_model(loaded.model, tasks, settings.mode)
+    first = range(heads_by_layer(loaded.model).get(0, 1))
+    check_model(loaded.model, tasks, CalibrationPlan({0: first}, alpha=NO_SINKS, mode=settings.mode))
     prompts = {
         name: hash_of([[s.prompt, s.options, s.answers, s.target, s.lengths, s.metric] for s in task.samples])
         for name, task in tasks.items()

@@ -60,8 +60,8 @@ def apply(
         tasks = load_tasks(settings, loaded)
         rows, texts, total = [], [], len(tasks) + len(settings.texts)
         with refused_by_model(settings.name):
-            if tasks and plan.heads:
-                check_model(loaded.model, tasks, plan.mode)
+            if tasks:
+                check_model(loaded.model, tasks, plan)
             for task in tasks.values():
                 rows.append(_compared(loaded.model, plan, task, settings.seed, say))
                 report(len(rows), total)
