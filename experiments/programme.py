@@ -115,7 +115,26 @@ def steps_tables(study: Study) -> dict[str, Rows]:
             cells += [f"{median(ratios):.2f}" if ratios else "–", f"{sum(a < b for a, b in both)} of {len(both)}"]
             pairs.append([f"{arm} against {other}", *cells])
         tables |= {f"steps-{100 * accuracy:.0f}": by_arm, f"ratios-{100 * accuracy:.0f}": pairs}
+    if all("l50" in line for own in study.runs.values() for line in own.values()):
+        tables["lengths"] = _lengths(study)
     return tables
+
+
+def _lengths(study: Study) -> Rows:
+    """Up to which length half of the answers are right: medians by arm, and ratios to the first arm in blocks."""
+    rows: Rows = [["arm", "half are right up to, tokens", "range", "ratio to the first arm", "95 %"]]
+    first, *_ = study.runs
+    found = study.series(lambda line: line["l50"])
+    blocks = Blocks.of({arm: [row["value"] and math.log2(row["value"]) for row in own] for arm, own in found.items()})
+    for arm, own in found.items():
+        ends = {"below": own[0]["sizes"][0], "above": own[0]["sizes"][-1]}
+        lengths = sorted(row["value"] or ends[row["beyond"]] for row in own)
+        shown = [{ends["below"]: f"≤ {length:.0f}", ends["above"]: f"≥ {length:.0f}"}.get(length, f"{length:.0f}")
+                 for length in (median(lengths), lengths[0], lengths[-1])]  # fmt: skip
+        ratio = None if blocks is None or arm == first else blocks.difference(arm, first)
+        cells = [f"{2**ratio.estimate:.2f}", " to ".join(f"{2**end:.2f}" for end in ratio.interval())] if ratio else []
+        rows.append([arm, shown[0], " to ".join(shown[1:]), *(cells or ["–", "–"])])
+    return rows
 
 
 def loss_of(line: Line, document: str) -> float | None:
@@ -246,7 +265,7 @@ def on_pages() -> dict[str, Callable[[], Rows]]:
         return tables(study).get(kind, [["no seed has a run of every arm yet"]])
 
     kinds = ("steps-50", "ratios-50", "steps-90", "ratios-90", "losses", "differences", "pooling", "noise",
-             "noise-differences", "noise-changed")  # fmt: skip
+             "noise-differences", "noise-changed", "lengths")  # fmt: skip
     names = [name.removesuffix("/runs") for name in programme_runs.studies() if name.endswith("/runs")]
     return {f"programme-{name}-{kind}": partial(of, name, kind) for name in names for kind in kinds}
 

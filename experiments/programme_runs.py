@@ -29,6 +29,8 @@ from rich.console import Console
 
 from antiphase.base.errors import DivergedError, InputError, Interrupted
 from antiphase.base.records import Record
+from antiphase.lab.measures.needles import NeedlesSettings
+from antiphase.lab.measures.needles.measure import evaluate as evaluate_needles
 from antiphase.lab.measures.noise import NoiseSettings
 from antiphase.lab.measures.noise.measure import evaluate as evaluate_noise
 from antiphase.lab.scoring.likelihood import negative_log_likelihoods
@@ -49,8 +51,8 @@ RECORDS = Path("records/programme")
 WORK = Path("runs/programme")
 LEARNED = 0.5
 """First-query accuracy at which a run counts as having learned to retrieve."""
-NOISE_CONTEXTS = 200
-"""Number of contexts whose irrelevant tokens are drawn again."""
+NOISE_CONTEXTS, LENGTH_CONTEXTS = 200, 100
+"""Number of contexts whose irrelevant tokens are drawn again, and of those of each length."""
 ENVIRONMENT = ("revision", "processor", "torch")
 
 
@@ -166,6 +168,8 @@ def execute(run: Run, settings: RunSettings, study: Mapping[str, Any] | None = N
     }  # fmt: skip
     if "until" in study:
         line["noise"] = noise(place.with_name(record.values["folder"]))
+    if "lengths_read" in study:
+        line["l50"] = half_answered(place, study["lengths_read"])
     return line
 
 
@@ -203,6 +207,17 @@ def noise(model: Path) -> dict[str, Any]:
     output = model.with_name(f"{model.name}-noise")
     values = evaluate_noise(settings, output, resume=output.exists()).values
     return {kind: [row for row in values[kind] if row["trained"]] for kind in ("resampled", "changed")}
+
+
+def half_answered(model: Path, lengths: Sequence[int]) -> dict[str, Any]:
+    """L50 of a trained model: what ``evaluate needles`` finds over these lengths, at random depths."""
+    output = model.with_name(f"{model.name}-lengths")
+    settings = NeedlesSettings(
+        name=str(model), lengths=lengths, queries=(1,), depths=(), samples=LENGTH_CONTEXTS, device="cpu"
+    )
+    (row,) = [row for row in evaluate_needles(settings, output, resume=output.exists()).values["crossings"]
+              if row["trained"]]  # fmt: skip
+    return {name: row[name] for name in ("sizes", "value", "beyond", "interval")}
 
 
 def execute_together(runs: Mapping[Run, RunSettings], processes: int, ends: float) -> None:

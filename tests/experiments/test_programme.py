@@ -100,6 +100,24 @@ def test_losses_are_compared_in_blocks_beside_the_papers_effect(study, lead, spr
     assert float(found["pooling"][1][0]) == pytest.approx(spread, rel=0.5)
 
 
+def test_lengths_at_which_a_half_is_right_are_compared_as_ratios(study):
+    def line(arm, seed, length):
+        row = {"sizes": [512, 1024, 3072], "value": length, "beyond": None if length else "above"}
+        return {**learner(arm, seed, 200), "l50": row}
+
+    lines = [line(arm, seed, factor * (1000 + 10 * seed)) for seed in range(8) for arm, factor in
+             (("S", 1), ("V1", 1.25), ("V1+", 0.5))]  # fmt: skip
+    _, softmax, first, added = study("x", lines)["lengths"]
+    assert softmax == ["S", "1035", "1000 to 1070", "–", "–"]
+    assert first[:4] == ["V1", "1294", "1250 to 1338", "1.25"]
+    assert [float(end) for end in first[4].split(" to ")] == pytest.approx([1.25, 1.25], abs=0.01)
+    assert added[3] == "0.50"
+    lines[1] = line("V1", 0, None)
+    _, _, beyond, added = study("x", lines)["lengths"]
+    assert beyond == ["V1", "1306", "1262 to ≥ 3072", "–", "–"]
+    assert added[3] == "0.50"
+
+
 def noisy(arm, seed, ratio):
     def row(part, ratio):
         return {"part": part, "accuracy": 0.9, "log_odds": {"value": 2.0}, "sd": {"value": 2.0 / ratio},
