@@ -129,20 +129,6 @@ def test_tokens_for_an_equal_loss_by_a_law_through_three_runs(monkeypatch):
     ]
 
 
-def test_steps_until_runs_learn_stand_beside_the_first_arm(monkeypatch):
-    steps = {"slow": [300, 400, 500, 600, None, None, 650, 700], "fast": [50, 100, 100, 150, 200, 200, 250, 150]}
-    runs = [
-        {"levels": {"arm": arm}, "values": {"passes": step}, "settings": {"training": {"steps": 700}}}
-        for arm, own in steps.items() for step in own
-    ]  # fmt: skip
-    tables_of(monkeypatch, {"arm": list(steps)}, runs)
-    _, slow, fast = tables.learned("s", "arm")
-    assert slow == ["slow", "6 of 8", "600", "300 to never", "–", "–", "–"]
-    assert fast[:4] == ["fast", "8 of 8", "150", "50 to 250"]
-    assert float(fast[4]) > 3
-    assert float(fast[6]) < 0.001
-
-
 def test_an_effect_without_a_value_is_a_dash(monkeypatch):
     runs = made(lambda levels: 4.0)
     runs[-1]["values"] = {"final": {"loss": None}}

@@ -1,4 +1,4 @@
-"""Tables of the finished studies of loss and start: effects on the held-out loss, and steps until models learn.
+"""Tables of the finished studies of loss and start: effects on the held-out loss.
 
 Every seed, a block, contains every combination of levels once. Contrasts of combinations and their intervals are those
 of ``antiphase.lab.statistics.blocks``. The held-out text is what it is, two books: intervals do not cover other books.
@@ -21,7 +21,6 @@ import numpy as np
 
 from antiphase.lab.statistics.blocks import Blocks, Contrast
 from antiphase.lab.statistics.intervals import mean_interval
-from antiphase.lab.statistics.survival import compare_steps, survival
 from experiments.json_lines import lines
 from tools.tables.markdown import Rows
 
@@ -29,8 +28,6 @@ RECORDS = Path(__file__).resolve().parents[2] / "records/evidence"
 TWO = ["softmax", "V1"]
 FIVE = ["softmax", "softmax with norm", "V1", "V1 without norm", "V2"]
 FACTORS: dict[str, dict[str, list[str]]] = {
-    "demo-rates": {"attention": FIVE, "rate": ["2e-3", "4e-3", "8e-3", "1.6e-2"]},
-    "survival": {"attention": ["softmax", "V1", "V2"]},
     "factorial": {"attention": TWO, "head norm": ["with", "without"], "start": ["0.02", "authors"]},
     "outputs": {"attention": TWO, "outputs": ["by inputs", "zero"]},
     "norm-weight": {"head norm's first weight": ["1", "0.05"]},
@@ -289,47 +286,5 @@ def _tokens(study: str, steps: str) -> int:
     return next(run["values"]["tokens"] for run in runs_of(study) if run["levels"]["steps"] == steps)
 
 
-def learned(study: str, factor: str) -> Rows:
-    """Runs that passed 50 %, the step by which half had, and hazard ratio and log-rank test against the first arm."""
-    runs, levels = runs_of(study), FACTORS[study][factor]
-    steps = {level: [run["values"]["passes"] for run in runs if run["levels"][factor] == level] for level in levels}
-    until = max(run["settings"]["training"]["steps"] for run in runs)
-    rows = [[factor, "passed 50 %", "half had passed by step", "95 %", "hazard ratio to the first", "95 %",
-             "log-rank p"]]  # fmt: skip
-    first = next(iter(steps.values()))
-    for level, own in steps.items():
-        found, ratio = survival(own, until), None if own is first else compare_steps(own, first)
-        middle, *ends = ("never" if step is None else f"{step:,}" for step in (found.median, *found.median_interval))
-        compared = ["–"] * 3
-        if ratio is not None:
-            compared = [f"{ratio.ratio:.2f}", "{:.2f} to {:.2f}".format(*ratio.interval), f"{ratio.p:.2g}"]
-        rows.append([level, f"{found.passed} of {found.seeds}", middle, " to ".join(ends), *compared])
-    return rows
-
-
-def passes(study: str) -> Rows:
-    """The step at which each seed passed 50 %: the first factor forms the rows, the last one the columns."""
-    known = runs_of(study)
-    row_factor, column_factor = FACTORS[study]
-    columns = list(FACTORS[study][column_factor])
-    rows = [[row_factor, *(f"{column_factor} {level}" for level in columns)]]
-    for name in FACTORS[study][row_factor]:
-        cells = []
-        for level in columns:
-            chosen = sorted(
-                (run["seed"], run["values"]["passes"])
-                for run in known
-                if run["levels"] == {row_factor: name, column_factor: level}
-            )
-            cells.append(", ".join("never" if step is None else f"{step:,}" for _, step in chosen) or "–")
-        rows.append([name, *cells])
-    return rows
-
-
-TABLES: dict[str, Callable[[], Rows]] = {
-    "demo-rates": lambda: passes("demo-rates"),
-    "survival": lambda: learned("survival", "attention"),
-    "effects": effects,
-    "equal-loss": lambda: equal_loss("steps"),
-}
+TABLES: dict[str, Callable[[], Rows]] = {"effects": effects, "equal-loss": lambda: equal_loss("steps")}
 """By the names that stand in pages."""

@@ -17,7 +17,6 @@ SPANS = {"answer": "answer", "other_needles": "other facts", "filler": "filler"}
 MAPS = (
     ("softmax", "softmax", "signed"), ("first", "V1, first map", "signed"), ("second", "V1, second map", "signed"),
     ("difference", "V1, difference, signed", "signed"), ("difference", "V1, difference, share of Σ|A|", "share"),
-    ("softmax", "softmax, contribution", "contribution"), ("difference", "V1, contribution", "contribution"),
 )  # fmt: skip
 """Map, its name in the table, and what is shown of it; the weights of a single map are not signed."""
 

@@ -152,36 +152,6 @@ def search_test() -> list[list[str]]:
     return found
 
 
-def demonstration() -> list[list[str]]:
-    """Effect of calibration on a model of books, on samples that were not used to choose heads."""
-    search, study = record("books-search").values, record("books-study").values
-    before = f"{percent(search['held_out_before'])} → {percent(search['held_out_after'])}"
-    heads = sum(map(len, search["heads"].values()))
-    gain = points(search["held_out_gain"], search["held_out_gain_interval"])
-    found = [["setting", "heads", "held out, before → after", "gain in points, 95 %"]]
-    found.append([f"search, {sum(search['samples'].values()):,} samples", str(heads), before, gain])
-    for part, rows in study["rows"].items():
-        for row in rows:
-            if part in ("alpha", "beta", "samples", "subsets", "shots", "controls") or "gain" not in row:
-                continue
-            scores = f"{percent(study['held_out_before'])} → {percent(row['score'])}"
-            words = f"study, {row['setting']}"
-            found.append([words, str(row["heads"]), scores, points(row["gain"], row["gain_interval"])])
-    return found
-
-
-def single_heads() -> list[list[str]]:
-    """Effect of calibrating each head of the model of books alone."""
-    heads = record("books-study").values["heads"]
-    found = [["effect on the score", "share of heads", "expected by chance", "beyond chance (FDR 5 %)"]]
-    for word in ("improved", "tied", "worsened"):
-        sure = heads.get(f"sure_{word}")
-        found.append(
-            [word, percent(heads[word]), percent(heads[f"null_{word}"]), "–" if sure is None else percent(sure)]
-        )
-    return found
-
-
 def calibration_times() -> list[list[str]]:
     """Times of calibrated and plain attention, with all heads calibrated."""
     rows = record("benchmark-calibration").values["rows"]
@@ -230,7 +200,6 @@ def classifiers() -> list[list[str]]:
         unseen = ["–" if row is None else _share(row.unseen_accuracy) for row in chosen]
         found.append([f"{model}, unseen texts", *unseen])
     found.append(["tested on", *(_split(found) for found in results.values())])
-    found.append(["seeds", *(", ".join(map(str, record.seeds)) for record in records.values())])
     return found
 
 
@@ -280,15 +249,12 @@ def demo_at_a_glance() -> list[list[str]]:
     guess = percent(found.guess_rate or 0.0)
     return [
         ["", *arms],
-        row("seeds that learned to find the fact",
-            lambda arm: f"{sum(step is not None for step in passed(arm))} of {len(passed(arm))}"),
         row("training steps until half the answers are right, by seed",
             lambda arm: ", ".join("never" if step is None else f"{step:,}" for step in passed(arm))),
         row(f"right answers at the end, by seed (guessing: {guess})",
             lambda arm: ", ".join(percent(run.final.accuracy or 0.0) for run in runs[arm])),
         row("share of attention on the answer, mean over seeds (untrained)",
             lambda arm: f"{percent(looked(arm, True))} ({percent(looked(arm, False))})"),
-        row("parameters", lambda arm: f"{runs[arm][0].parameters:,}"),
     ]  # fmt: skip
 
 
@@ -323,8 +289,6 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "memory": operator_tables.memory,
     "models-short": short_models,
     "search-test": search_test,
-    "demonstration": demonstration,
-    "single-heads": single_heads,
     "calibration-times": calibration_times,
     "calibration-memory": calibration_memory,
     "classifiers": classifiers,
