@@ -63,6 +63,8 @@ JUDGED = {
     "stsa-binary": "stsa.fine.train",
 }  # fmt: skip
 """Labelled sets of the confirmatory study of calibration, by template: their files in ``classification``."""
+LONG = ("cr", "subj", "stsa-binary")
+"""Those of them whose texts of 30 words and more choose and judge among all heads."""
 SPLITS = (1, 2)
 """Seeds of further splits of the confirmatory study, in which other samples choose the heads.
 
@@ -121,6 +123,10 @@ def long(data: str) -> Steps:
         "calibrate", "confirm", PLAIN, *(word for name in JUDGED for word in ("--task", f"{name}-zero.yaml")),
         "--also", "cr-four.yaml", "--layers", "3-10",
     )  # fmt: skip
+    heads = (
+        "calibrate", "confirm", PLAIN, *(word for name in LONG for word in ("--task", f"{name}-long.yaml")),
+        "--least-sinks", "0", "--samples", "1500", "--held-out", "0.9", "--control-samples", "900",
+    )  # fmt: skip
     xsum = ("--data", f"{data}/summarization/xsum-1000.jsonl", "--samples", "200")
     return {
         **{name: words for name, words in short(data).items() if name in (PLAIN, V2, "look")},
@@ -154,7 +160,9 @@ def long(data: str) -> Steps:
             "--num-fewshot", "0,4", "--limit", "400",
         ),
         "confirm": confirm,
+        "heads": heads,
         **{f"confirm-seed{seed}": (*confirm, "--seed", str(seed)) for seed in SPLITS},
+        **{f"heads-seed{seed}": (*heads, "--seed", str(seed)) for seed in SPLITS},
     }  # fmt: skip
 
 
@@ -232,6 +240,8 @@ def write_tasks(data: Path, output: Path) -> None:
     tasks: dict[str, dict[str, Any]] = {name: {"template": name, **files} for name, files in SHOWN.items()}
     for name, file in JUDGED.items():
         tasks[f"{name}-zero"] = {"template": name, "name": name, "data": f"classification/{file}"}
+    for name in LONG:
+        tasks[f"{name}-long"] = {**tasks[f"{name}-zero"], "keep": "text|wordcount >= 30"}
     tasks["cr-four"] = {**tasks["cr-zero"], "name": "cr-4", "shots": 4}
     for name, tree in tasks.items():
         placed: dict[str, Any] = {
