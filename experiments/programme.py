@@ -15,13 +15,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, median
+from statistics import fmean, median, median_low
 from typing import Any
 
+import numpy
 from rich.console import Console
 
 from antiphase.base.errors import InputError
-from antiphase.lab.statistics.blocks import Blocks
+from antiphase.lab.statistics.blocks import Blocks, Contrast
 from antiphase.lab.statistics.intervals import mean_interval
 from antiphase.lab.statistics.survival import compare_steps, survival
 from antiphase.lab.statistics.verdicts import MARGIN, verdict
@@ -90,14 +91,14 @@ def steps_tables(study: Study) -> dict[str, Rows]:
     for accuracy in (LEARNED, WELL):
         steps = study.series(partial(steps_to, accuracy=accuracy))
         until = max(line["curve"][-1][0] for own in study.runs.values() for line in own.values())
-        by_arm: Rows = [["arm", "rate", f"passed {accuracy:.0%}", "median step", "95 %"]]
+        by_arm: Rows = [["arm", "rate", f"passed {100 * accuracy:.0f} %", "median step", "95 %"]]
         for arm, own in steps.items():
             found = survival(own, until)
             middle, *ends = (f"> {until}" if step is None else str(step) for step in
                              (found.median, *found.median_interval))  # fmt: skip
             rate = f"{study.runs[arm][study.seeds[0]]['rate']:g}"
             by_arm.append([arm, rate, f"{found.passed} of {found.seeds}", middle, " to ".join(ends)])
-        pairs: Rows = [[f"sooner past {accuracy:.0%}", "hazard ratio", "95 %", "log-rank p", "MDE", "verdict",
+        pairs: Rows = [[f"sooner past {100 * accuracy:.0f} %", "hazard ratio", "95 %", "log-rank p", "MDE", "verdict",
                         "steps, median ratio", "sooner"]]  # fmt: skip
         for arm, other in study.contrasts():
             ratio = compare_steps(steps[arm], steps[other])
@@ -121,7 +122,7 @@ def steps_tables(study: Study) -> dict[str, Rows]:
 
 
 def _lengths(study: Study) -> Rows:
-    """Up to which length half of the answers are right: medians by arm, and ratios to the first arm in blocks."""
+    """Up to which length half of the answers are right: lower medians by arm, and ratios to the first arm in blocks."""
     rows: Rows = [["arm", "half are right up to, tokens", "range", "ratio to the first arm", "95 %"]]
     first, *_ = study.runs
     found = study.series(lambda line: line["l50"])
@@ -130,7 +131,7 @@ def _lengths(study: Study) -> Rows:
         ends = {"below": own[0]["sizes"][0], "above": own[0]["sizes"][-1]}
         lengths = sorted(row["value"] or ends[row["beyond"]] for row in own)
         shown = [{ends["below"]: f"≤ {length:.0f}", ends["above"]: f"≥ {length:.0f}"}.get(length, f"{length:.0f}")
-                 for length in (median(lengths), lengths[0], lengths[-1])]  # fmt: skip
+                 for length in (median_low(lengths), lengths[0], lengths[-1])]  # fmt: skip
         ratio = None if blocks is None or arm == first else blocks.difference(arm, first)
         cells = [f"{2**ratio.estimate:.2f}", " to ".join(f"{2**end:.2f}" for end in ratio.interval())] if ratio else []
         rows.append([arm, shown[0], " to ".join(shown[1:]), *(cells or ["–", "–"])])
@@ -194,7 +195,7 @@ def noise_tables(study: Study) -> dict[str, Rows]:
         cells = [fmean(_drawn_again(line, *one) for line in some) for one in shown]
         right = fmean(_drawn_again(line, "filler", "accuracy") for line in some)
         step = median(line["curve"][-1][0] for line in some)
-        by_arm.append([arm, f"{step:.0f}", f"{right:.1%}", *(f"{value:.2f}" for value in cells)])
+        by_arm.append([arm, f"{step:.0f}", f"{100 * right:.1f} %", *(f"{value:.2f}" for value in cells)])
     pairs: Rows = [["difference of mean / sd", "filler drawn again", "95 %", "n", "MDE", "verdict",
                     "other facts drawn again", "95 %"]]  # fmt: skip
     parts = [Blocks.of(study.series(partial(_drawn_again, part=part, name="ratio"))) for part in PARTS]
@@ -210,9 +211,38 @@ def noise_tables(study: Study) -> dict[str, Rows]:
     return {
         "noise": by_arm,
         "noise-differences": pairs,
+        "noise-adjusted": _at_equal_accuracy(study),
         "noise-changed": _changed(study),
         "pooling": _pooling(parts[0]),
     }
+
+
+def _at_equal_accuracy(study: Study) -> Rows:
+    """The same differences at equal accuracy in these contexts, by least squares on arms, seeds and accuracy.
+
+    The first checkpoint past an accuracy is not equally far past it in all arms, and mean / sd rises with accuracy.
+    """
+    arms = list(study.runs)
+    rows: Rows = [["at equal accuracy", "filler drawn again", "95 %", "other facts drawn again", "95 %"]]
+    rows += [[f"{arm} - {other}"] for arm, other in study.contrasts()]
+    of_arm = numpy.repeat(numpy.eye(len(arms)), len(study.seeds), 0)
+    of_seed = numpy.tile(numpy.eye(len(study.seeds))[:, 1:], (len(arms), 1))
+    for part in PARTS:
+        accuracy, ratio = (
+            numpy.concatenate(list(study.series(partial(_drawn_again, part=part, name=name)).values()))
+            for name in ("accuracy", "ratio")
+        )
+        design = numpy.column_stack([of_arm, of_seed, accuracy])
+        fitted, _, rank, _ = numpy.linalg.lstsq(design, ratio, rcond=None)
+        degrees = len(ratio) - int(rank)
+        spread = numpy.linalg.pinv(design.T @ design) * ((ratio - design @ fitted) ** 2).sum() / degrees
+        for row, (arm, other) in zip(rows[1:], study.contrasts(), strict=True):
+            weights = numpy.zeros(design.shape[1])
+            weights[arms.index(arm)], weights[arms.index(other)] = 1, -1
+            error = float(weights @ spread @ weights) ** 0.5
+            found = Contrast(float(weights @ fitted), error, degrees, len(study.seeds))
+            row += [f"{found.estimate:+.2f}", "{:+.2f} to {:+.2f}".format(*found.interval())]
+    return rows
 
 
 def _changed(study: Study) -> Rows:
@@ -229,7 +259,7 @@ def _changed(study: Study) -> Rows:
         for (what, where), some in found.items():
             changes = [row["log_odds"]["value"] for row in some]
             interval = mean_interval(changes)
-            right = (f"{fmean(row[name] for row in some):.1%}" for name in ("accuracy_before", "accuracy"))
+            right = (f"{100 * fmean(row[name] for row in some):.1f} %" for name in ("accuracy_before", "accuracy"))
             rows.append([
                 arm, what, where, *right, f"{fmean(changes):+.2f}",
                 "–" if interval is None else "{:+.2f} to {:+.2f}".format(*interval),
@@ -265,7 +295,7 @@ def on_pages() -> dict[str, Callable[[], Rows]]:
         return tables(study).get(kind, [["no seed has a run of every arm yet"]])
 
     kinds = ("steps-50", "ratios-50", "steps-90", "ratios-90", "losses", "differences", "pooling", "noise",
-             "noise-differences", "noise-changed", "lengths")  # fmt: skip
+             "noise-differences", "noise-adjusted", "noise-changed", "lengths")  # fmt: skip
     names = [name.removesuffix("/runs") for name in programme_runs.studies() if name.endswith("/runs")]
     return {f"programme-{name}-{kind}": partial(of, name, kind) for name in names for kind in kinds}
 

@@ -63,8 +63,8 @@ JUDGED = {
     "stsa-binary": "stsa.fine.train",
 }  # fmt: skip
 """Labelled sets of the confirmatory study of calibration, by template: their files in ``classification``."""
-LONG = ("cr", "subj", "stsa-binary")
-"""Those of them whose texts of 30 words and more choose and judge among all heads."""
+LONG_TEXTS = ("cr", "subj", "stsa-binary")
+"""Sets of them whose texts of 30 words or more choose among all heads, and judge them."""
 SPLITS = (1, 2)
 """Seeds of further splits of the confirmatory study, in which other samples choose the heads.
 
@@ -124,7 +124,7 @@ def long(data: str) -> Steps:
         "--also", "cr-four.yaml", "--layers", "3-10",
     )  # fmt: skip
     heads = (
-        "calibrate", "confirm", PLAIN, *(word for name in LONG for word in ("--task", f"{name}-long.yaml")),
+        "calibrate", "confirm", PLAIN, *(word for name in LONG_TEXTS for word in ("--task", f"{name}-long.yaml")),
         "--least-sinks", "0", "--samples", "1500", "--held-out", "0.9", "--control-samples", "900",
     )  # fmt: skip
     xsum = ("--data", f"{data}/summarization/xsum-1000.jsonl", "--samples", "200")
@@ -240,7 +240,7 @@ def write_tasks(data: Path, output: Path) -> None:
     tasks: dict[str, dict[str, Any]] = {name: {"template": name, **files} for name, files in SHOWN.items()}
     for name, file in JUDGED.items():
         tasks[f"{name}-zero"] = {"template": name, "name": name, "data": f"classification/{file}"}
-    for name in LONG:
+    for name in LONG_TEXTS:
         tasks[f"{name}-long"] = {**tasks[f"{name}-zero"], "keep": "text|wordcount >= 30"}
     tasks["cr-four"] = {**tasks["cr-zero"], "name": "cr-4", "shots": 4}
     for name, tree in tasks.items():

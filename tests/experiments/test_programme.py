@@ -108,13 +108,13 @@ def test_lengths_at_which_a_half_is_right_are_compared_as_ratios(study):
     lines = [line(arm, seed, factor * (1000 + 10 * seed)) for seed in range(8) for arm, factor in
              (("S", 1), ("V1", 1.25), ("V1+", 0.5))]  # fmt: skip
     _, softmax, first, added = study("x", lines)["lengths"]
-    assert softmax == ["S", "1035", "1000 to 1070", "–", "–"]
-    assert first[:4] == ["V1", "1294", "1250 to 1338", "1.25"]
+    assert softmax == ["S", "1030", "1000 to 1070", "–", "–"]
+    assert first[:4] == ["V1", "1288", "1250 to 1338", "1.25"]
     assert [float(end) for end in first[4].split(" to ")] == pytest.approx([1.25, 1.25], abs=0.01)
     assert added[3] == "0.50"
     lines[1] = line("V1", 0, None)
     _, _, beyond, added = study("x", lines)["lengths"]
-    assert beyond == ["V1", "1306", "1262 to ≥ 3072", "–", "–"]
+    assert beyond == ["V1", "1300", "1262 to ≥ 3072", "–", "–"]
     assert added[3] == "0.50"
 
 
@@ -150,7 +150,32 @@ def test_noise_is_compared_in_blocks_and_changes_are_means_over_seeds(study):
         ["V1", "filler hidden", "that retrieve"], ["V1", "filler hidden", "all"], ["V1", "second map removed", "2"],
     ]  # fmt: skip
     assert [row[5] for row in found["noise-changed"][1:]] == ["+0.45", "+0.25", "+0.45", "+0.25", "-1.95"]
-    assert found["noise"][1][:4] == ["S", "600", "90.0%", "2.00"]
+    assert found["noise"][1][:4] == ["S", "600", "90.0 %", "2.00"]
+
+
+def test_noise_at_equal_accuracy_leaves_the_part_of_a_lead_that_accuracy_does_not_make(study):
+    lines = []
+    for seed in range(8):
+        for arm in ("S", "V1"):
+            accuracy = 0.9 + 0.005 * (seed * (5 if arm == "S" else 3) % 8) + 0.02 * (arm == "V1")
+            line = noisy(arm, seed, 3 + seed / 4 + 30 * (accuracy - 0.9) + 0.5 * (arm == "V1"))
+            for row in line["noise"]["resampled"]:
+                row["accuracy"] = accuracy
+            lines.append(line)
+    found = study("z", lines)
+    assert float(found["noise-differences"][1][1]) == pytest.approx(1.1, abs=0.11)
+    filler, interval, facts, _ = found["noise-adjusted"][1][1:]
+    assert (filler, interval) == ("+0.50", "+0.50 to +0.50")
+    assert float(facts) == 0
+
+
+def test_the_length_up_to_which_half_is_right_is_measured_of_the_trained_model(tmp_path):
+    sizes = ["data.sequence_length=32", "data.needles=2", "data.queries=2", "evaluation.lengths=[64]"]
+    settings = load_preset("demo", ["training.steps=1", "training.warmup_steps=1", *sizes]).run
+    programme_runs.trained(settings, tmp_path / "one")
+    found = programme_runs.half_answered(tmp_path / "one", [16, 32, 64])
+    assert found == {"sizes": [16, 32, 64], "value": None, "beyond": "below", "interval": [None, 16.0]}
+    assert programme_runs.half_answered(tmp_path / "one", [16, 32, 64]) == found  # from its record
 
 
 def test_only_whole_seeds_count_and_an_arm_that_diverged_has_no_contrast(study):
