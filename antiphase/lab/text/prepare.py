@@ -191,20 +191,13 @@ def check_task(task: RetrievalTask, *, name: str = "data.sequence_length") -> No
     Raises:
         InputError: the longest keys and values do not fit in the sequence, or the text is too short for its filler.
     """
-    language = task.language
-    questions = sorted((len(language.question(key)) for key in range(language.key_count)), reverse=True)
-    answer = language.longest_answer() + len(language.ending())
-    keys = sorted(range(language.key_count), key=lambda key: -len(language.question(key)))
-    asking = []  # tokens of all questions and answers, by number of facts per question
-    for size in range(1, task.together + 1):
-        words = len(language.question(*keys[:size])) + max(len(language.between(left)) for left in (1, 2)) * (size - 1)
-        asking.append(-(-task.queries // size) * words + task.queries * answer)
-    used = len(language.opening()) + len(language.instruction())
-    used += sum(questions[: task.needles]) + task.needles * answer + max(asking)
+    used = task.most_tokens()
     if used > task.sequence_length:
+        is_one = task.needles == task.queries == 1
+        what = "one needle and one query" if is_one else f"{task.needles} needles and {task.queries} queries"
         raise InputError(
-            f"{name} ({task.sequence_length}) is too short for {task.needles} needles and "
-            f"{task.queries} queries, which take up to {used} tokens: raise it, or lower data.needles or data.queries"
+            f"{name} ({task.sequence_length}) is too short for {what}, which take up to {used} tokens: raise it"
+            + ("" if is_one else ", or lower data.needles or data.queries")
         )
     task.sample(1, keyed_generator("check"))
 

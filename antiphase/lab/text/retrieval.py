@@ -9,6 +9,7 @@ differ, so guessing one of them scores 1/N.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -248,6 +249,7 @@ class RetrievalTask:
         """
         self.language, self.needles, self.queries, self.sequence_length = language, needles, queries, sequence_length
         self.together, self.queries_drawn = together, queries_drawn
+        self._of_length: dict[int, RetrievalTask] = {}
         for name, count in (("data.needles", needles), ("data.queries", queries)):
             if count < 1:
                 raise InputError(f"{name} must be at least 1, got {count}")
@@ -266,11 +268,34 @@ class RetrievalTask:
         return 1.0 / self.needles
 
     def of_length(self, sequence_length: int) -> RetrievalTask:
-        """The same task in sequences of another length."""
-        return RetrievalTask(
-            self.language, needles=self.needles, queries=self.queries, sequence_length=sequence_length,
-            together=self.together, queries_drawn=self.queries_drawn,
-        )  # fmt: skip
+        """The same task in sequences of another length, with as many of the facts, and questions in proportion, as fit;
+        one, if none does.
+        """
+        if sequence_length not in self._of_length:
+            for needles in range(self.needles, 0, -1):
+                queries = math.ceil(self.queries * needles / self.needles)
+                task = RetrievalTask(
+                    self.language, needles=needles, queries=queries, sequence_length=sequence_length,
+                    together=min(self.together, needles, queries), queries_drawn=self.queries_drawn,
+                )  # fmt: skip
+                if task.most_tokens() <= sequence_length:
+                    break
+            self._of_length[sequence_length] = task
+        return self._of_length[sequence_length]
+
+    def most_tokens(self) -> int:
+        """Tokens of a sequence without filler if its keys and values are the longest."""
+        language = self.language
+        keys = sorted(range(language.key_count), key=lambda key: -len(language.question(key)))
+        questions = [len(language.question(key)) for key in keys[: self.needles]]
+        answer = language.longest_answer() + len(language.ending())
+        asking = []  # tokens of all questions and answers, by number of facts per question
+        for size in range(1, self.together + 1):
+            between = max(len(language.between(left)) for left in (1, 2)) * (size - 1)
+            words = len(language.question(*keys[:size])) + between
+            asking.append(-(-self.queries // size) * words + self.queries * answer)
+        beginning = len(language.opening()) + len(language.instruction())
+        return beginning + sum(questions) + self.needles * answer + max(asking)
 
     def sample(self, count: int, generator: torch.Generator, *, depth: float | None = None) -> RetrievalBatch:
         """``count`` sequences. ``depth`` of the first needle asked for: a fraction of the haystack, or None for any.

@@ -331,6 +331,30 @@ def test_a_sequence_too_short_for_its_needles_is_refused_with_the_length_it_take
         symbol_task(sequence_length=taken - 1).sample(1, keyed_generator(17))
 
 
+@pytest.mark.parametrize(
+    ("length", "needles", "queries"), [(5, 1, 1), (8, 1, 1), (9, 2, 2), (13, 3, 3), (14, 3, 3), (15, 4, 3), (90, 4, 3)]
+)
+def test_another_length_has_as_many_facts_and_questions_in_proportion_as_fit(length, needles, queries):
+    """A fact and a question with its answer are two tokens each, after one that opens the sequence."""
+    other = symbol_task(needles=4, queries=3).of_length(length)
+    assert (other.needles, other.queries, other.sequence_length) == (needles, queries, length)
+    batch = other.sample(6, keyed_generator(0))
+    assert batch.input_ids.shape == (6, length)
+    assert is_key(batch.input_ids).sum(1).tolist() == [needles + queries] * 6
+
+
+def test_in_text_the_longest_facts_and_questions_fit(text_language):
+    whole = RetrievalTask(text_language, needles=4, queries=6, sequence_length=900, together=3)
+    least = whole.of_length(1).most_tokens()
+    for length in range(least, whole.most_tokens() + 1, 7):
+        other = whole.of_length(length)
+        assert other.most_tokens() <= length
+        assert other.together <= min(other.needles, other.queries)
+        other.sample(20, keyed_generator(length))
+    other = whole.of_length(whole.most_tokens())
+    assert (other.needles, other.queries, other.together) == (4, 6, 3)
+
+
 def test_the_longest_answer_is_that_of_all_answers(text_tokenizer):
     """Of a tokenizer in which a piece of some numbers is one token."""
     tokenizer = copy.deepcopy(text_tokenizer)

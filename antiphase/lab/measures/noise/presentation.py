@@ -165,7 +165,8 @@ PRESENTATION = Presentation(
             draw=by_length,
             title="The answer against irrelevant tokens",
             caption="Mean of the right answer's log-odds over their standard deviation when irrelevant tokens are "
-            "drawn again; bars are 95 % intervals over contexts, dashed lines untrained models. Higher is less noise.",
+            "drawn again; bars are 95 % intervals over contexts, dashed lines untrained models. It also rises with "
+            "accuracy, so compare models that answer equally often.",
             alternative="Line charts of mean over standard deviation by length, for filler and for other facts.",
         )
     },
