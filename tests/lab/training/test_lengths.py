@@ -185,6 +185,8 @@ def test_lengths_that_do_not_fit_are_refused(tiny_preset, overrides, words):
 
 
 def test_a_first_length_that_has_no_room_for_one_fact_is_refused(tmp_path, run):
-    with pytest.raises(InputError, match=r"^data\.lengths \(4\) is too short for one needle and one query, .* 5 tokens: raise it$"):
+    with pytest.raises(
+        InputError, match=r"^data\.lengths \(4\) is too short for one needle and one query, .* 5 tokens: raise it$"
+    ):
         run(tmp_path / "run", "data.sequence_length=48", "data.lengths=[4,48]")
     assert not (tmp_path / "run").exists()
