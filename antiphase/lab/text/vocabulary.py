@@ -40,6 +40,8 @@ def tokenizer_for(settings: DataSettings, cache: Path, progress: Callable[[str],
     content = fingerprint(settings.paths, settings.text_field)
     digits = NEEDLE_DIGITS if settings.needle_share else 1
     what = [content, settings.vocabulary_size, digits, *_task_shares(settings).items()]
+    if settings.repeat_share:
+        what.append(settings.repeat_share)
     size = _size(settings)
     is_sampled = size is None or size > settings.vocabulary_sample
     if is_sampled:
@@ -68,7 +70,7 @@ def _size(settings: DataSettings) -> int | None:
 def _make(settings: DataSettings, folder: Path, digits: int, *, is_sampled: bool) -> None:
     """Train a tokenizer and save it."""
     texts = sampled(settings) if is_sampled else documents(settings.paths, text_field=settings.text_field)
-    _save_beside(train_tokenizer(_with_tasks(texts, settings), settings.vocabulary_size, digits=digits), folder)
+    _save_beside(train_tokenizer(with_tasks(texts, settings), settings.vocabulary_size, digits=digits), folder)
 
 
 def sampled(settings: DataSettings) -> Iterator[str]:
@@ -84,13 +86,14 @@ def sampled(settings: DataSettings) -> Iterator[str]:
                 return
 
 
-def _with_tasks(texts: Iterable[str], settings: DataSettings) -> Iterator[str]:
-    """Training text mixed with the tasks' wording, with at least the shares that they have in a batch.
+def with_tasks(texts: Iterable[str], settings: DataSettings) -> Iterator[str]:
+    """Training text mixed with the tasks' wording, with at least the shares that they have of both in a batch.
 
     Otherwise, words that are rare in the text have several tokens, which increases the distance between keys and
     values.
     """
-    text_share = max(1 - settings.needle_share - settings.label_share, SMALLEST_TEXT_SHARE)
+    others = settings.needle_share + settings.label_share + settings.repeat_share
+    text_share = max(1 - others, SMALLEST_TEXT_SHARE)
     wanted = _task_shares(settings)
     read = 0
     written = dict.fromkeys(wanted, 0)

@@ -14,7 +14,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from antiphase.base.errors import InputError
-from antiphase.lab.settings.presets import load_preset
+from antiphase.lab.settings.presets import DataSettings, load_preset
 from antiphase.lab.text import tokenization
 from antiphase.lab.text.prepare import prepare
 from antiphase.lab.text.retrieval import TextLanguage
@@ -32,6 +32,7 @@ from antiphase.lab.text.tokenization import (
     prompt_tokens,
     train_tokenizer,
 )
+from antiphase.lab.text.vocabulary import with_tasks
 from antiphase.lab.training.run_model import model_config
 from antiphase.models.sources.tokenizers import load_tokenizer
 
@@ -172,6 +173,18 @@ def test_cutting_long_documents_does_not_change_the_vocabulary(monkeypatch):
 def test_document_marks_in_the_text_spend_no_merges():
     text = END.join(["abc"] * 1000)
     assert not [token for token in train_tokenizer([text], 300).get_vocab() if "end" in token and token != END]
+
+
+@pytest.mark.parametrize(
+    ("needle_share", "repeat_share", "pages_to_text"), [(0.25, 0, 1 / 3), (0.25, 0.5, 1), (0.5, 0.5, 5)]
+)
+def test_the_wording_of_facts_is_to_text_as_in_a_batch_whatever_is_repeated(needle_share, repeat_share, pages_to_text):
+    """Text is at least a tenth."""
+    settings = DataSettings(
+        source="text", sequence_length=64, vocabulary_size=400, needle_share=needle_share, repeat_share=repeat_share
+    )
+    read = list(with_tasks(["text" * 5_000] * 10, settings))
+    assert sum(map(len, read)) - 200_000 == pytest.approx(200_000 * pages_to_text, rel=0.05)
 
 
 @pytest.mark.parametrize("size", [-1, 0, 257])
