@@ -45,7 +45,7 @@ class Study:
     name: str
     claim: Mapping[str, Any]
     measures: str
-    """What is tested: steps, loss, noise or facts."""
+    """steps, loss or noise"""
     runs: Mapping[str, Mapping[int, Line]]
     seeds: Sequence[int]
     """Those with a run of every arm."""
@@ -64,9 +64,7 @@ class Study:
         for line in lines(entry):
             found[line["arm"]][line["seed"]] = line
         seeds = [seed for seed in known[entry]["seeds"] if all(seed in own for own in found.values())]
-        named = {"until": "noise", "facts_read": "facts"}
-        measures = next((word for key, word in named.items() if key in known[entry]), None)
-        measures = measures or known[known[entry]["rates_from"]]["chosen_by"]
+        measures = "noise" if "until" in known[entry] else known[known[entry]["rates_from"]]["chosen_by"]
         return cls(name, json.loads(path.read_text("utf-8")), measures, found, seeds)
 
     @property
@@ -108,7 +106,7 @@ def steps_tables(study: Study) -> dict[str, Rows]:
             if ratio is not None:
                 low, high = ratio.interval
                 cells[:2] = [f"{ratio.ratio:.2f}", f"{low:.2f} to {high:.2f}"]
-                if study.measures == "steps" and (arm, other) == study.primary and accuracy == LEARNED:
+                if (arm, other) == study.primary and accuracy == LEARNED:
                     word = verdict((low - 1, high - 1), lower_is_better=False, detectable=None, paper=None)
                     cells[2:] = [f"{ratio.p:.2g}", f"{ratio.detectable:.2f}", str(word)]
             both = [
@@ -119,38 +117,25 @@ def steps_tables(study: Study) -> dict[str, Rows]:
             pairs.append([f"{arm} against {other}", *cells])
         tables |= {f"steps-{100 * accuracy:.0f}": by_arm, f"ratios-{100 * accuracy:.0f}": pairs}
     if all("l50" in line for own in study.runs.values() for line in own.values()):
-        tables |= _half_answered(study, "l50", "lengths", "tokens")
+        tables["lengths"] = _lengths(study)
     return tables
 
 
-def _half_answered(study: Study, name: str, table: str, unit: str) -> dict[str, Rows]:
-    """Up to which length or number of facts half of the answers are right: lower medians, and ratios in blocks."""
-    found = study.series(lambda line: line[name])
-    by_arm: Rows = [["arm", f"half are right up to, {unit}", "range"]]
+def _lengths(study: Study) -> Rows:
+    """Up to which length half of the answers are right: lower medians by arm, and ratios to the first arm in blocks."""
+    rows: Rows = [["arm", "half are right up to, tokens", "range", "ratio to the first arm", "95 %"]]
+    first, *_ = study.runs
+    found = study.series(lambda line: line["l50"])
+    blocks = Blocks.of({arm: [row["value"] and math.log2(row["value"]) for row in own] for arm, own in found.items()})
     for arm, own in found.items():
         ends = {"below": own[0]["sizes"][0], "above": own[0]["sizes"][-1]}
-        sizes = sorted(row["value"] or ends[row["beyond"]] for row in own)
-        shown = [{ends["below"]: f"≤ {size:.0f}", ends["above"]: f"≥ {size:.0f}"}.get(size, f"{size:.0f}")
-                 for size in (median_low(sizes), sizes[0], sizes[-1])]  # fmt: skip
-        by_arm.append([arm, shown[0], " to ".join(shown[1:])])
-    blocks = Blocks.of({arm: [row["value"] and math.log2(row["value"]) for row in own] for arm, own in found.items()})
-    pairs: Rows = [[f"ratio of {unit}", "geometric mean", "95 %", "n", "MDE", "verdict"]]
-    for arm, other in study.contrasts():
-        ratio = None if blocks is None else blocks.difference(arm, other)
-        cells = ["–"] * 5
-        if ratio is not None:
-            low, high = ratio.interval()
-            cells[:2] = [f"{2**ratio.estimate:.2f}", f"{2**low:.2f} to {2**high:.2f}"]
-            cells[2:4] = [str(ratio.blocks), f"{2**ratio.detectable:.2f}"]
-            if study.measures == table and (arm, other) == study.primary:
-                cells[4] = str(verdict((low, high), lower_is_better=False, detectable=None, paper=None))
-        pairs.append([f"{arm} / {other}", *cells])
-    return {table: by_arm, f"{table}-ratios": pairs}
-
-
-def facts_tables(study: Study) -> dict[str, Rows]:
-    """Numbers of facts that are found, and the steps until then, without a test."""
-    return _half_answered(study, "n50", "facts", "facts") | steps_tables(study)
+        lengths = sorted(row["value"] or ends[row["beyond"]] for row in own)
+        shown = [{ends["below"]: f"≤ {length:.0f}", ends["above"]: f"≥ {length:.0f}"}.get(length, f"{length:.0f}")
+                 for length in (median_low(lengths), lengths[0], lengths[-1])]  # fmt: skip
+        ratio = None if blocks is None or arm == first else blocks.difference(arm, first)
+        cells = [f"{2**ratio.estimate:.2f}", " to ".join(f"{2**end:.2f}" for end in ratio.interval())] if ratio else []
+        rows.append([arm, shown[0], " to ".join(shown[1:]), *(cells or ["–", "–"])])
+    return rows
 
 
 def loss_of(line: Line, document: str) -> float | None:
@@ -300,8 +285,7 @@ def tables(name: str) -> dict[str, Rows]:
     study = Study.of(name)
     if not study.seeds:
         return {}
-    made = {"steps": steps_tables, "loss": loss_tables, "noise": noise_tables, "facts": facts_tables}
-    return made[study.measures](study)
+    return {"steps": steps_tables, "loss": loss_tables, "noise": noise_tables}[study.measures](study)
 
 
 def on_pages() -> dict[str, Callable[[], Rows]]:
@@ -311,8 +295,7 @@ def on_pages() -> dict[str, Callable[[], Rows]]:
         return tables(study).get(kind, [["no seed has a run of every arm yet"]])
 
     kinds = ("steps-50", "ratios-50", "steps-90", "ratios-90", "losses", "differences", "pooling", "noise",
-             "noise-differences", "noise-adjusted", "noise-changed", "lengths", "lengths-ratios", "facts",
-             "facts-ratios")  # fmt: skip
+             "noise-differences", "noise-adjusted", "noise-changed", "lengths")  # fmt: skip
     names = [name.removesuffix("/runs") for name in programme_runs.studies() if name.endswith("/runs")]
     return {f"programme-{name}-{kind}": partial(of, name, kind) for name in names for kind in kinds}
 

@@ -51,10 +51,8 @@ RECORDS = Path("records/programme")
 WORK = Path("runs/programme")
 LEARNED = 0.5
 """First-query accuracy at which a run counts as having learned to retrieve."""
-NOISE_CONTEXTS, CONTEXTS = 200, 100
-"""Number of contexts whose irrelevant tokens are drawn again, and of those of each length or number of facts."""
-CROSSINGS = {"lengths_read": "l50", "facts_read": "n50"}
-"""What of a study makes which value of its lines: where accuracy falls to a half."""
+NOISE_CONTEXTS, LENGTH_CONTEXTS = 200, 100
+"""Number of contexts whose irrelevant tokens are drawn again, and of those of each length."""
 ENVIRONMENT = ("revision", "processor", "torch")
 
 
@@ -170,9 +168,8 @@ def execute(run: Run, settings: RunSettings, study: Mapping[str, Any] | None = N
     }  # fmt: skip
     if "until" in study:
         line["noise"] = noise(place.with_name(record.values["folder"]))
-    for grid, name in CROSSINGS.items():
-        if grid in study:
-            line[name] = half_answered(place, **{grid: study[grid]})
+    if "lengths_read" in study:
+        line["l50"] = half_answered(place, study["lengths_read"])
     return line
 
 
@@ -212,16 +209,12 @@ def noise(model: Path) -> dict[str, Any]:
     return {kind: [row for row in values[kind] if row["trained"]] for kind in ("resampled", "changed")}
 
 
-def half_answered(model: Path, *, lengths_read: Sequence[int] = (), facts_read: Sequence[int] = ()) -> dict[str, Any]:
-    """L50 or N50 of a trained model: what ``evaluate needles`` finds over lengths or numbers of facts, at any depths.
-
-    The other one of the two is as in training.
-    """
-    output = model.with_name(f"{model.name}-{'lengths' if lengths_read else 'facts'}")
+def half_answered(model: Path, lengths: Sequence[int]) -> dict[str, Any]:
+    """L50 of a trained model: what ``evaluate needles`` finds over these lengths, at random depths."""
+    output = model.with_name(f"{model.name}-lengths")
     settings = NeedlesSettings(
-        name=str(model), lengths=lengths_read, needles=facts_read, queries=(1,), depths=(), samples=CONTEXTS,
-        device="cpu",
-    )  # fmt: skip
+        name=str(model), lengths=lengths, queries=(1,), depths=(), samples=LENGTH_CONTEXTS, device="cpu"
+    )
     (row,) = [row for row in evaluate_needles(settings, output, resume=output.exists()).values["crossings"]
               if row["trained"]]  # fmt: skip
     return {name: row[name] for name in ("sizes", "value", "beyond", "interval")}

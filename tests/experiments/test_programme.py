@@ -16,10 +16,9 @@ STUDIES = {
     "x/runs": {"arms": ["S", "V1", "V1+"], "rates_from": "x/rates", "seeds": list(range(8))},
     "y/rates": {"chosen_by": "loss"},
     "y/runs": {"arms": ["S", "SW", "V1"], "rates_from": "y/rates", "seeds": list(range(8))},
-    "w/runs": {"arms": ["S", "V1", "V1+"], "rates_from": "x/rates", "seeds": list(range(8)), "facts_read": [512]},
     "z/runs": {"arms": ["S", "V1"], "rates_from": "x/rates", "seeds": list(range(8)), "until": 0.9},
 }
-PRIMARY = {"w": ["V1", "V1+"], "x": ["V1", "V1+"], "y": ["V1", "SW"], "z": ["V1", "S"]}
+PRIMARY = {"x": ["V1", "V1+"], "y": ["V1", "SW"], "z": ["V1", "S"]}
 
 
 @pytest.fixture
@@ -101,29 +100,22 @@ def test_losses_are_compared_in_blocks_beside_the_papers_effect(study, lead, spr
     assert float(found["pooling"][1][0]) == pytest.approx(spread, rel=0.5)
 
 
-@pytest.mark.parametrize(("name", "value", "table"), [("x", "l50", "lengths"), ("w", "n50", "facts")])
-def test_sizes_at_which_a_half_is_right_are_compared_as_ratios(study, name, value, table):
-    def line(arm, seed, size):
-        row = {"sizes": [512, 1024, 3072], "value": size, "beyond": None if size else "above"}
-        return {**learner(arm, seed, {"S": 400, "V1": 200, "V1+": 350}[arm] + 25 * (seed % 2)), value: row}
+def test_lengths_at_which_a_half_is_right_are_compared_as_ratios(study):
+    def line(arm, seed, length):
+        row = {"sizes": [512, 1024, 3072], "value": length, "beyond": None if length else "above"}
+        return {**learner(arm, seed, 200), "l50": row}
 
     lines = [line(arm, seed, factor * (1000 + 10 * seed)) for seed in range(8) for arm, factor in
              (("S", 1), ("V1", 1.25), ("V1+", 0.5))]  # fmt: skip
-    found = study(name, lines)
-    assert found[table][1:] == [
-        ["S", "1030", "1000 to 1070"], ["V1", "1288", "1250 to 1338"], ["V1+", "515", "500 to 535"]
-    ]  # fmt: skip
-    _, primary, *others = found[f"{table}-ratios"]
-    assert (primary[:2], primary[3]) == (["V1 / V1+", "2.50"], "8")
-    assert [float(end) for end in primary[2].split(" to ")] == pytest.approx([2.5, 2.5], abs=0.01)
-    assert [row[:2] for row in others] == [["V1 / S", "1.25"], ["V1+ / S", "0.50"]]
-    tested, other = (primary[5], found["ratios-50"][1][5])[:: 1 if table == "facts" else -1]
-    assert (tested, other) == ("agrees", "–")
-    assert {row[5] for row in others} == {"–"}
+    _, softmax, first, added = study("x", lines)["lengths"]
+    assert softmax == ["S", "1030", "1000 to 1070", "–", "–"]
+    assert first[:4] == ["V1", "1288", "1250 to 1338", "1.25"]
+    assert [float(end) for end in first[4].split(" to ")] == pytest.approx([1.25, 1.25], abs=0.01)
+    assert added[3] == "0.50"
     lines[1] = line("V1", 0, None)
-    beyond = study(name, lines)
-    assert beyond[table][2] == ["V1", "1300", "1262 to ≥ 3072"]
-    assert [row[1] for row in beyond[f"{table}-ratios"][1:]] == ["–", "–", "0.50"]  # no block without all arms
+    _, _, beyond, added = study("x", lines)["lengths"]
+    assert beyond == ["V1", "1300", "1262 to ≥ 3072", "–", "–"]
+    assert added[3] == "0.50"
 
 
 def noisy(arm, seed, ratio):
@@ -181,11 +173,9 @@ def test_the_length_up_to_which_half_is_right_is_measured_of_the_trained_model(t
     sizes = ["data.sequence_length=32", "data.needles=2", "data.queries=2", "evaluation.lengths=[64]"]
     settings = load_preset("demo", ["training.steps=1", "training.warmup_steps=1", *sizes]).run
     programme_runs.trained(settings, tmp_path / "one")
-    found = programme_runs.half_answered(tmp_path / "one", lengths_read=[16, 32, 64])
+    found = programme_runs.half_answered(tmp_path / "one", [16, 32, 64])
     assert found == {"sizes": [16, 32, 64], "value": None, "beyond": "below", "interval": [None, 16.0]}
-    assert programme_runs.half_answered(tmp_path / "one", lengths_read=[16, 32, 64]) == found  # from its record
-    found = programme_runs.half_answered(tmp_path / "one", facts_read=[1, 2, 4])
-    assert (found["sizes"], found["beyond"]) == ([1, 2, 4], "below")
+    assert programme_runs.half_answered(tmp_path / "one", [16, 32, 64]) == found  # from its record
 
 
 def test_only_whole_seeds_count_and_an_arm_that_diverged_has_no_contrast(study):
