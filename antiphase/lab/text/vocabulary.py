@@ -40,8 +40,8 @@ def tokenizer_for(settings: DataSettings, cache: Path, progress: Callable[[str],
     content = fingerprint(settings.paths, settings.text_field)
     digits = NEEDLE_DIGITS if settings.needle_share else 1
     what = [content, settings.vocabulary_size, digits, *_task_shares(settings).items()]
-    if settings.repeat_share:
-        what.append(settings.repeat_share)
+    if repeated := _repeated_share(settings):
+        what.append(repeated)
     size = _size(settings)
     is_sampled = size is None or size > settings.vocabulary_sample
     if is_sampled:
@@ -92,7 +92,7 @@ def with_tasks(texts: Iterable[str], settings: DataSettings) -> Iterator[str]:
     Otherwise, words that are rare in the text have several tokens, which increases the distance between keys and
     values.
     """
-    others = settings.needle_share + settings.label_share + settings.repeat_share
+    others = settings.needle_share + settings.label_share + _repeated_share(settings)
     text_share = max(1 - others, SMALLEST_TEXT_SHARE)
     wanted = _task_shares(settings)
     read = 0
@@ -104,6 +104,11 @@ def with_tasks(texts: Iterable[str], settings: DataSettings) -> Iterator[str]:
             pages = round(read * share / text_share / len(page)) - written[page]
             yield from repeat(page, pages)
             written[page] += pages
+
+
+def _repeated_share(settings: DataSettings) -> float:
+    """Share of repeated tokens, which are no text; 0 without ``one_token_numbers``, as older runs counted it."""
+    return settings.repeat_share if settings.one_token_numbers else 0.0
 
 
 def _task_shares(settings: DataSettings) -> dict[str, float]:

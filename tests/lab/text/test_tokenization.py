@@ -181,8 +181,9 @@ def test_document_marks_in_the_text_spend_no_merges():
 def test_the_wording_of_facts_is_to_text_as_in_a_batch_whatever_is_repeated(needle_share, repeat_share, pages_to_text):
     """Text is at least a tenth."""
     settings = DataSettings(
-        source="text", sequence_length=64, vocabulary_size=400, needle_share=needle_share, repeat_share=repeat_share
-    )
+        source="text", sequence_length=64, vocabulary_size=400, needle_share=needle_share, repeat_share=repeat_share,
+        one_token_numbers=True,
+    )  # fmt: skip
     read = list(with_tasks(["text" * 5_000] * 10, settings))
     assert sum(map(len, read)) - 200_000 == pytest.approx(200_000 * pages_to_text, rel=0.05)
 
