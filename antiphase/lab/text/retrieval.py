@@ -272,16 +272,18 @@ class RetrievalTask:
         one, if none does.
         """
         if sequence_length not in self._of_length:
-            for needles in range(self.needles, 0, -1):
-                queries = math.ceil(self.queries * needles / self.needles)
-                task = RetrievalTask(
-                    self.language, needles=needles, queries=queries, sequence_length=sequence_length,
-                    together=min(self.together, needles, queries), queries_drawn=self.queries_drawn,
-                )  # fmt: skip
-                if task.most_tokens() <= sequence_length:
-                    break
-            self._of_length[sequence_length] = task
+            *more, one = (self._of_size(needles, sequence_length) for needles in range(self.needles, 0, -1))
+            self._of_length[sequence_length] = next(
+                (task for task in more if task.most_tokens() <= sequence_length), one
+            )
         return self._of_length[sequence_length]
+
+    def _of_size(self, needles: int, sequence_length: int) -> RetrievalTask:
+        queries = math.ceil(self.queries * needles / self.needles)
+        return RetrievalTask(
+            self.language, needles=needles, queries=queries, sequence_length=sequence_length,
+            together=min(self.together, needles, queries), queries_drawn=self.queries_drawn,
+        )  # fmt: skip
 
     def most_tokens(self) -> int:
         """Tokens of a sequence without filler if its keys and values are the longest."""
