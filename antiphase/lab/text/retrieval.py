@@ -268,8 +268,8 @@ class RetrievalTask:
         return 1.0 / self.needles
 
     def of_length(self, sequence_length: int) -> RetrievalTask:
-        """The same task in sequences of another length, with as many of the facts, and questions in proportion, as fit;
-        one, if none does.
+        """The same task in sequences of another length, with as many of the facts as fit, but at least one, and
+        questions in proportion.
         """
         if sequence_length not in self._of_length:
             *more, one = (self._of_size(needles, sequence_length) for needles in range(self.needles, 0, -1))

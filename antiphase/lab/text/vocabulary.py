@@ -87,7 +87,7 @@ def sampled(settings: DataSettings) -> Iterator[str]:
 
 
 def with_tasks(texts: Iterable[str], settings: DataSettings) -> Iterator[str]:
-    """Training text mixed with the tasks' wording, with at least the shares that they have of both in a batch.
+    """Training text mixed with the tasks' wording, in at least the proportion in which a batch has them.
 
     Otherwise, words that are rare in the text have several tokens, which increases the distance between keys and
     values.

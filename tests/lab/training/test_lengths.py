@@ -184,6 +184,12 @@ def test_lengths_that_do_not_fit_are_refused(tiny_preset, overrides, words):
         load_preset(str(tiny_preset), ["data.sequence_length=48", *overrides])
 
 
+def test_a_first_length_with_room_for_one_of_three_facts_is_trained(tmp_path, run):
+    record = run(tmp_path / "run", *GROWING, "data.lengths=[6,48]", "training.steps=2", "data.length_threshold=0.99")
+    assert stages_of(tmp_path / "run") == [(6, 0)]
+    assert {point["page_length"] for point in record.values["curve"]} == {6}
+
+
 def test_a_first_length_that_has_no_room_for_one_fact_is_refused(tmp_path, run):
     with pytest.raises(
         InputError, match=r"^data\.lengths \(4\) is too short for one needle and one query, .* 5 tokens: raise it$"

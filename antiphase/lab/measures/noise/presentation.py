@@ -166,7 +166,7 @@ PRESENTATION = Presentation(
             title="The answer against irrelevant tokens",
             caption="Mean of the right answer's log-odds over their standard deviation when irrelevant tokens are "
             "drawn again; bars are 95 % intervals over contexts, dashed lines untrained models. It also rises with "
-            "accuracy, so compare models that answer equally often.",
+            "accuracy, so compare models that are equally often right.",
             alternative="Line charts of mean over standard deviation by length, for filler and for other facts.",
         )
     },
