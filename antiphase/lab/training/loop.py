@@ -352,6 +352,10 @@ class _Run:
             if self.stops.requested:
                 raise Interrupted
             yield
+        except RuntimeError:  # what PyTorch's compiler makes of Interrupted
+            if not self.stops.requested:
+                raise
+            raise Interrupted from None
         finally:
             self.stops.at_once = False
 
