@@ -99,14 +99,16 @@ class DataSettings:
     queries_drawn: bool = False
     """Each training sequence draws its number of questions between 1 and ``queries``."""
     one_token_numbers: bool = False
-    """Numbers in text are single tokens: two digits, which the tokenizers trained here do not split."""
+    """Numbers in text are single tokens: two digits, which the tokenizers trained here do not split. Text for training
+    a tokenizer then has the facts in the proportion that they have in a batch without its ``repeat_share``.
+    """
     lengths: list[int] = field(default_factory=list)
     """Lengths of retrieval sequences in the order of training, such as [128, 256, 512, 1024]: each divides
     ``sequence_length``, and the last one equals it. Several shorter ones, which do not see each other, fill a row.
-    One that is too short for all facts and questions holds as many as fit. Repeated tokens are shortened too; text and
-    labels keep their length. The next length begins after an evaluation (``training.evaluate_every``) in which accuracy
-    on held-out sequences of the present one is above ``length_threshold``, so arms that learn at different speeds may
-    read different lengths. Empty means one length.
+    One that is too short for all facts holds as many as fit, at least two, and questions in proportion. Repeated
+    tokens are shortened too; text and labels keep their length. The next length begins after an evaluation
+    (``training.evaluate_every``) in which accuracy on held-out sequences of the present one is above
+    ``length_threshold``, so arms that learn at different speeds may read different lengths. Empty means one length.
     """
     length_threshold: float = bounded(0.6, above=0, below=1)
     """First-query accuracy above which the next of ``lengths`` begins."""

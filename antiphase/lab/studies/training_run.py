@@ -42,7 +42,8 @@ def page_evaluations(settings: RunSettings, data: PreparedData) -> dict[int, Eva
     """First-query accuracy in held-out retrieval sequences of each length below that of a row."""
 
     def at(length: int) -> Evaluation:
-        task = data.task().of_length(length)
+        trained = data.training_task().of_length(length)
+        task = data.task(needles=trained.needles, queries=trained.queries, sequence_length=length)
         held_out = task.sample(settings.evaluation.curve_samples, keyed_generator("curve", length))
         return lambda model, divide: {PAGE_ACCURACY: first_query_accuracy(model, held_out, divide)}
 

@@ -51,7 +51,7 @@ class PreparedData:
         """Training batches, which are equal for all arms of a comparison with the same seed."""
         settings = self.settings
         key = (seed, "training")
-        task = self._training_task()
+        task = self.training_task()
         if self.training_text is None:
             return SyntheticStream(task, batch_size=batch_size, needle_share=settings.needle_share, key=key)
         return TextStream(
@@ -81,7 +81,8 @@ class PreparedData:
         """The retrieval task for evaluation, with filler from held-out text; None means the size in training."""
         return self._task(self.validation_text, needles=needles, queries=queries, sequence_length=sequence_length)
 
-    def _training_task(self) -> RetrievalTask:
+    def training_task(self) -> RetrievalTask:
+        """The retrieval task of training, with filler from the training text."""
         settings = self.settings
         return self._task(self.training_text, together=settings.asked_together, queries_drawn=settings.queries_drawn)
 
@@ -163,9 +164,9 @@ def prepare(settings: DataSettings, cache: Path, *, progress: Progress = lambda 
             data.stream(batch_size=1, seed=0)  # raises an error for text that is too short before training starts
     check_task(data.task())
     if settings.asked_together > 1:
-        check_task(data._training_task())
+        check_task(data.training_task())
     if settings.lengths:
-        check_task(data._training_task().of_length(settings.lengths[0]), name="data.lengths")
+        check_task(data.training_task().of_length(settings.lengths[0]), name="data.lengths")
     return data
 
 
@@ -193,11 +194,10 @@ def check_task(task: RetrievalTask, *, name: str = "data.sequence_length") -> No
     """
     used = task.most_tokens()
     if used > task.sequence_length:
-        is_one = task.needles == task.queries == 1
-        what = "one needle and one query" if is_one else f"{task.needles} needles and {task.queries} queries"
+        lower = "data.queries" if name == "data.lengths" else "data.needles or data.queries"
         raise InputError(
-            f"{name} ({task.sequence_length}) is too short for {what}, which take up to {used} tokens: raise it"
-            + ("" if is_one else ", or lower data.needles or data.queries")
+            f"{name} ({task.sequence_length}) is too short for {task.needles} needles and {task.queries} queries, "
+            f"which take up to {used} tokens: raise it, or lower {lower}"
         )
     task.sample(1, keyed_generator("check"))
 

@@ -268,13 +268,14 @@ class RetrievalTask:
         return 1.0 / self.needles
 
     def of_length(self, sequence_length: int) -> RetrievalTask:
-        """The same task in sequences of another length, with as many of the facts as fit, but at least one, and
-        questions in proportion.
+        """The same task in sequences of another length, with as many of the facts as fit and questions in proportion,
+        but with no fewer than two facts, because the number of a single one is right wherever it is.
         """
         if sequence_length not in self._of_length:
-            *more, one = (self._of_size(needles, sequence_length) for needles in range(self.needles, 0, -1))
+            least = min(2, self.needles)
+            *more, few = (self._of_size(needles, sequence_length) for needles in range(self.needles, least - 1, -1))
             self._of_length[sequence_length] = next(
-                (task for task in more if task.most_tokens() <= sequence_length), one
+                (task for task in more if task.most_tokens() <= sequence_length), few
             )
         return self._of_length[sequence_length]
 

@@ -14,6 +14,7 @@ from antiphase.base.errors import InputError
 from antiphase.base.randomness import keyed_generator
 from antiphase.lab.text.retrieval import (
     CITIES,
+    INSTRUCTION,
     NUMBER_DIGITS,
     SPANS,
     RetrievalTask,
@@ -21,6 +22,7 @@ from antiphase.lab.text.retrieval import (
     TextLanguage,
     distinct,
     needle_page,
+    question,
 )
 from antiphase.lab.text.tokenization import train_tokenizer
 from antiphase.ops.shapes import IGNORED_TARGET
@@ -332,7 +334,7 @@ def test_a_sequence_too_short_for_its_needles_is_refused_with_the_length_it_take
 
 
 @pytest.mark.parametrize(
-    ("length", "needles", "queries"), [(5, 1, 1), (8, 1, 1), (9, 2, 2), (13, 3, 3), (14, 3, 3), (15, 4, 3), (90, 4, 3)]
+    ("length", "needles", "queries"), [(9, 2, 2), (12, 2, 2), (13, 3, 3), (14, 3, 3), (15, 4, 3), (90, 4, 3)]
 )
 def test_another_length_has_as_many_facts_and_questions_in_proportion_as_fit(length, needles, queries):
     """A fact and a question with its answer are two tokens each, after one that opens the sequence."""
@@ -341,6 +343,18 @@ def test_another_length_has_as_many_facts_and_questions_in_proportion_as_fit(len
     batch = other.sample(6, keyed_generator(0))
     assert batch.input_ids.shape == (6, length)
     assert is_key(batch.input_ids).sum(1).tolist() == [needles + queries] * 6
+
+
+def test_another_length_has_two_facts_at_least_of_which_one_is_to_be_found():
+    other = symbol_task(needles=4, queries=3).of_length(5)
+    assert (other.needles, other.queries, other.most_tokens()) == (2, 2, 9)
+    assert symbol_task(needles=1, queries=1).of_length(5).most_tokens() == 5
+
+
+def test_another_length_draws_its_numbers_of_questions_too():
+    task = RetrievalTask(SYMBOLS, needles=4, queries=8, sequence_length=90, queries_drawn=True).of_length(13)
+    asked = (task.sample(40, keyed_generator(0)).answer_positions[..., 0] >= 0).sum(1)
+    assert set(asked.tolist()) == set(range(1, task.queries + 1))
 
 
 def test_in_text_the_longest_facts_and_questions_fit(text_language):
@@ -353,6 +367,20 @@ def test_in_text_the_longest_facts_and_questions_fit(text_language):
         other.sample(20, keyed_generator(length))
     other = whole.of_length(whole.most_tokens())
     assert (other.needles, other.queries, other.together) == (4, 6, 3)
+
+
+def test_the_most_tokens_are_those_of_the_longest_cities_numbers_and_lists(text_language, text_tokenizer):
+    def count(text):
+        return len(text_tokenizer.encode(text, add_special_tokens=False))
+
+    task = RetrievalTask(text_language, needles=2, queries=6, sequence_length=900, together=2)
+    first, second = sorted(CITIES, key=lambda city: -count(question([city])))[:2]
+    answer = text_language.longest_answer() + count(".")
+    one, both = count(question([first])), count(question([first, second])) + max(count(" and"), count(","))
+    facts = count(question([first])) + count(question([second])) + 2 * answer
+    assert 3 * both != 6 * one
+    beginning = len(text_language.opening()) + count(INSTRUCTION)
+    assert task.most_tokens() == beginning + facts + max(6 * one, 3 * both) + 6 * answer
 
 
 def test_the_longest_answer_is_that_of_all_answers(text_tokenizer):

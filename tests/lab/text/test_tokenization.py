@@ -32,7 +32,7 @@ from antiphase.lab.text.tokenization import (
     prompt_tokens,
     train_tokenizer,
 )
-from antiphase.lab.text.vocabulary import with_tasks
+from antiphase.lab.text.vocabulary import tokenizer_for, with_tasks
 from antiphase.lab.training.run_model import model_config
 from antiphase.models.sources.tokenizers import load_tokenizer
 
@@ -176,16 +176,29 @@ def test_document_marks_in_the_text_spend_no_merges():
 
 
 @pytest.mark.parametrize(
-    ("needle_share", "repeat_share", "pages_to_text"), [(0.25, 0, 1 / 3), (0.25, 0.5, 1), (0.5, 0.5, 5)]
+    ("needle_share", "repeat_share", "one_token_numbers", "pages_to_text"),
+    [(0.25, 0, True, 1 / 3), (0.25, 0.5, True, 1), (0.5, 0.5, True, 5), (0.25, 0.5, False, 1 / 3)],
 )
-def test_the_wording_of_facts_is_to_text_as_in_a_batch_whatever_is_repeated(needle_share, repeat_share, pages_to_text):
-    """Text is at least a tenth."""
+def test_the_wording_of_facts_is_to_text_as_in_a_batch_also_where_tokens_repeat(
+    needle_share, repeat_share, one_token_numbers, pages_to_text
+):
+    """Text is at least a tenth; repeated tokens count as text unless numbers are one token."""
     settings = DataSettings(
         source="text", sequence_length=64, vocabulary_size=400, needle_share=needle_share, repeat_share=repeat_share,
-        one_token_numbers=True,
+        one_token_numbers=one_token_numbers,
     )  # fmt: skip
     read = list(with_tasks(["text" * 5_000] * 10, settings))
     assert sum(map(len, read)) - 200_000 == pytest.approx(200_000 * pages_to_text, rel=0.05)
+
+
+def test_a_tokenizer_is_made_for_every_share_of_repeated_tokens_that_counts(tmp_path, book):
+    settings = DataSettings(
+        source="text", sequence_length=64, vocabulary_size=400, needle_share=0.25, paths=[str(book)],
+        one_token_numbers=True,
+    )  # fmt: skip
+    for share in (0.0, 0.25, 0.5, 0.25):
+        tokenizer_for(replace(settings, repeat_share=share), tmp_path, lambda message: None)
+    assert len(list(tmp_path.glob("tokenizer-*"))) == 3
 
 
 @pytest.mark.parametrize("size", [-1, 0, 257])

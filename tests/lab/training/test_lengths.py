@@ -10,7 +10,10 @@ import torch
 from antiphase.base.errors import InputError, Interrupted
 from antiphase.base.records import Record
 from antiphase.lab.settings.presets import load_preset
+from antiphase.lab.studies import training_run
 from antiphase.lab.studies.runs import run_of
+from antiphase.lab.text.prepare import prepare
+from antiphase.lab.training.loop import PAGE_ACCURACY
 from antiphase.lab.training.objective import NextTokenLoss
 from antiphase.ops.shapes import IGNORED_TARGET
 from support.launched import in_two_processes
@@ -184,15 +187,27 @@ def test_lengths_that_do_not_fit_are_refused(tiny_preset, overrides, words):
         load_preset(str(tiny_preset), ["data.sequence_length=48", *overrides])
 
 
-def test_a_first_length_with_room_for_one_of_three_facts_is_trained(tmp_path, run):
-    record = run(tmp_path / "run", *GROWING, "data.lengths=[6,48]", "training.steps=2", "data.length_threshold=0.99")
-    assert stages_of(tmp_path / "run") == [(6, 0)]
-    assert {point["page_length"] for point in record.values["curve"]} == {6}
+def test_a_first_length_with_room_for_two_of_three_facts_is_trained(tmp_path, run):
+    record = run(tmp_path / "run", *GROWING, "data.lengths=[12,48]", "training.steps=2", "data.length_threshold=0.99")
+    assert stages_of(tmp_path / "run") == [(12, 0)]
+    assert {point["page_length"] for point in record.values["curve"]} == {12}
 
 
-def test_a_first_length_that_has_no_room_for_one_fact_is_refused(tmp_path, run):
-    with pytest.raises(
-        InputError, match=r"^data\.lengths \(4\) is too short for one needle and one query, .* 5 tokens: raise it$"
-    ):
-        run(tmp_path / "run", "data.sequence_length=48", "data.lengths=[4,48]")
+def test_held_out_pages_have_as_many_facts_as_those_of_training_which_may_ask_for_several(
+    tiny_preset, tmp_path, monkeypatch
+):
+    settings = load_preset(str(tiny_preset), [
+        "data.sequence_length=52", "data.lengths=[13,52]", "data.queries=3", "data.asked_together=2",
+    ]).run  # fmt: skip
+    data = prepare(settings.data, tmp_path)
+    assert data.task().of_length(13).needles == 3  # of questions for one fact at a time
+    monkeypatch.setattr(training_run, "first_query_accuracy", lambda model, batch, divide: batch)
+    found = training_run.page_evaluations(settings, data)[13](None, None)[PAGE_ACCURACY]
+    facts = found.spans["answer"] | found.spans["other_needles"]
+    assert facts[0].sum() == 2 * data.training_task().of_length(13).needles == 2 * 2
+
+
+def test_a_first_length_that_has_no_room_for_two_facts_is_refused(tmp_path, run):
+    with pytest.raises(InputError, match=r"^data\.lengths \(8\) is too short for 2 needles and 2 queries, .* 9 tokens"):
+        run(tmp_path / "run", "data.sequence_length=48", "data.lengths=[8,48]")
     assert not (tmp_path / "run").exists()
