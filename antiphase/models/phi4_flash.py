@@ -28,11 +28,13 @@ def phi4_flash_attention(folder: str, layer: int) -> DifferentialAttentionV1:
         >>> layer_maps(layer, hidden_states).maps.shape  # (heads, 2, N, N)
 
     Args:
-        folder: with config.json and safetensors.
+        folder: with config.json and safetensors; of the former only the sizes and the window are read, as there is
+            nothing else that changes attention in the model's own code at inference.
         layer: 0-based number in the model, where layers without attention count too.
 
     Raises:
-        InputError: it is no folder of this model, its tensors are others, or the layer has no attention.
+        InputError: it is no folder of this model, its tensors are others, or the layer has no attention or
+            tensors that have no place here.
     """
     found = local_folder(folder, "source")
     config = {} if found is None else read_json(found / "config.json", "source", "download the model once more")
@@ -49,8 +51,12 @@ def phi4_flash_attention(folder: str, layer: int) -> DifferentialAttentionV1:
     )  # fmt: skip
     stored = weight_files(found, folder, "source")
 
+    own = f"model.layers.{layer}.attn."
+    surplus = {name for name in stored.shapes if name.startswith(own)}
+
     def read(index: int, name: str, shape: tuple[int, ...]) -> Tensor:
         name = f"model.layers.{index}.attn.{name}"
+        surplus.discard(name)
         if stored.shapes.get(name) != shape:
             found = f"has shape {stored.shapes[name]}, expected {shape}" if name in stored.shapes else "is missing"
             raise InputError(f"the tensor {name} {found}", field="source", path=folder)
@@ -70,6 +76,8 @@ def phi4_flash_attention(folder: str, layer: int) -> DifferentialAttentionV1:
     for name in VECTORS:
         tensors[name] = read(layer, f"inner_cross_attn.{name}", (made.head_dim,)).float()
     tensors["head_norm.weight"] = read(layer, "inner_cross_attn.subln.weight", (2 * made.head_dim,))
+    if surplus:
+        raise InputError(f"there is no place for the tensor {min(surplus)}", field="source", path=folder)
     made.load_state_dict(tensors, assign=True)
     if layer > full:
         made.register_forward_pre_hook(_require_context, with_kwargs=True)

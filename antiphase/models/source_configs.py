@@ -41,7 +41,7 @@ class SourceConfig(PreTrainedConfig):
         Raises:
             InputError: a field is unknown.
         """
-        for name in unknown_fields(type(self), kwargs):
+        for name in unknown_fields(type(self), {name: value for name, value in kwargs.items() if value is not None}):
             raise InputError(
                 f"{name}={brief(kwargs[name])} is no known field of models of type {self.model_type!r}, and may change "
                 "what they compute"
@@ -114,6 +114,7 @@ class MotifConfig(SourceConfig):
         attn_rms_norm_eps: float = 1e-5,
         rope_theta: float = 10000.0,
         rope_scaling: dict[str, Any] | None = None,
+        rope_parameters: dict[str, Any] | None = None,
         fused_rope: bool = False,
         max_position_embeddings: int = 8192,
         use_sliding_window: bool = False,
@@ -140,10 +141,13 @@ class MotifConfig(SourceConfig):
         self.attention_dropout, self.initializer_range = attention_dropout, initializer_range
         self.tie_word_embeddings, self.use_cache = tie_word_embeddings, use_cache
         self.pad_token_id, self.bos_token_id, self.eos_token_id = pad_token_id, bos_token_id, eos_token_id
-        if rope_scaling is not None:
-            raise InputError(f"rope_scaling={brief(rope_scaling)} has no known meaning in models of type 'Motif'")
+        rope = {"rope_type": "default", "rope_theta": rope_theta, **(rope_parameters or {})}  # as transformers saves it
+        is_plain = rope == {"rope_type": "default", "rope_theta": rope["rope_theta"]}
+        for name, value in {"rope_scaling": rope_scaling, "rope_parameters": None if is_plain else rope}.items():
+            if value is not None:
+                raise InputError(f"{name}={brief(value)} has no known meaning in models of type 'Motif'")
         super().__init__(**kwargs)
-        self.rope_parameters = {"rope_type": "default", "rope_theta": rope_theta}
+        self.rope_parameters = rope
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from antiphase.attention.maps import layer_maps
 from antiphase.base.errors import InputError
@@ -96,6 +96,15 @@ def test_other_models_and_layers_are_refused_by_name(folder, change, number, wor
     (path / "config.json").write_text(json.dumps({**CONFIG, **change}))
     with pytest.raises(InputError, match=words):
         phi4_flash_attention(str(path), number)
+
+
+def test_a_tensor_of_the_layer_that_has_no_place_is_refused_by_name(folder):
+    path, _ = folder
+    tensors = load_file(path / "model.safetensors")
+    save_file({**tensors, "model.layers.5.attn.gate.weight": torch.ones(2)}, path / "model.safetensors")
+    phi4_flash_attention(str(path), 1)
+    with pytest.raises(InputError, match=r"no place for the tensor model\.layers\.5\.attn\.gate\.weight"):
+        phi4_flash_attention(str(path), 5)
 
 
 def test_a_folder_that_is_missing_is_refused():

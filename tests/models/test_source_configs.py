@@ -325,6 +325,7 @@ def test_motif_is_converted_by_its_formulas(tmp_path, form):
     ({"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window=True"),
     ({**GROUPED, "k_ratio": 3}, r"k_ratio=3 .* only 1 can be converted"),
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling=.* has no known meaning"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters=.* has no known meaning"),
     ({"attention_dropout": 0.1}, "attention_dropout=0.1"), ({"hidden_act": "relu"}, "hidden_act='relu'"),
     ({"expanded": True}, "expanded=True"), ({"mystery": 3}, "mystery=3 is no known field of models of type 'Motif'"),
     ({"kv_lora_rank": 14}, "kv_lora_rank=14 makes it a Motif-3"),
@@ -343,6 +344,24 @@ def test_what_is_not_expressed_of_motif_is_refused_by_name(tmp_path, refused, fi
     kept = {name: one for name, one in {**motif_tensors(sizes), **changed}.items() if one is not None}
     folder = write_motif(tmp_path / "theirs", kept, **fields)
     refused(pattern, "convert", folder, tmp_path / "ours")
+
+
+def test_motif_may_have_fields_that_are_null_and_positions_as_transformers_writes_them(tmp_path):
+    convert(str(write_motif(tmp_path / "theirs")), tmp_path / "ours")
+    rope = {"rope_theta": "left out", "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}
+    convert(str(write_motif(tmp_path / "other", kv_lora_rank=None, mystery=None, **rope)), tmp_path / "again")
+    assert torch.equal(logits(tmp_path / "again", IDS), logits(tmp_path / "ours", IDS))
+
+
+@pytest.mark.parametrize(("config", "pattern"), [
+    ({"model_type": "strange", "auto_map": {"AutoConfig": "code.Config"}}, "of type 'strange'; code that lies"),
+    ({"model_type": "strange"}, "knows no models of type 'strange'$"),
+    ({"model_type": "phi4flash"}, "its attention layers alone can be read, by phi4_flash_attention"),
+    ({"model": {}, "train": {}}, "this is a model of diff-mlx; run antiphase convert first"),
+])  # fmt: skip
+def test_models_that_only_their_own_code_could_read_are_refused_by_their_type(tmp_path, refused, config, pattern):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    refused(pattern, "look", tmp_path, "--text", "a", "--output", tmp_path / "look")
 
 
 def test_motif_has_no_form_elsewhere_and_is_measured_once_converted(tmp_path, refused):

@@ -15,12 +15,15 @@ from typing import Any
 
 import numpy
 import torch
+import transformers
 from torch import Tensor, dtype
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from antiphase.base.errors import InputError, brief, named
 from antiphase.base.files import read_json
 from antiphase.base.limits import check_depth, check_returned, check_special
+from antiphase.models.source_configs import is_diff_mlx
 from antiphase.models.sources.failures import asking_hub, loading, usable_config
 from antiphase.models.sources.folders import WeightFiles, local_folder, weight_files
 from antiphase.models.sources.gguf import gguf_place, is_gguf, left_out, read_header
@@ -51,9 +54,12 @@ def read_config(name: str, *, field: str) -> PreTrainedConfig:
         with asking_hub(name, field):
             tree, _ = PreTrainedConfig.get_config_dict(name)
             check_depth(tree, named(field, name))
+            _check_type(tree, name, field)
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     else:
-        check_depth(read_json(Path(name) / "config.json", field, "save the model once more"), named(field, name))
+        tree = read_json(Path(name) / "config.json", field, "save the model once more")
+        check_depth(tree, named(field, name))
+        _check_type(tree, name, field)
         with usable_config(name, field):
             config = AutoConfig.from_pretrained(name, trust_remote_code=False)
     with usable_config(name, field):
@@ -65,6 +71,24 @@ def read_config(name: str, *, field: str) -> PreTrainedConfig:
         if not isinstance(config.dtype, dtype | None):
             raise TypeError(f"dtype must be the name of a type, got {config.dtype!r}")
     return config
+
+
+def _check_type(tree: Mapping[str, Any], name: str, field: str) -> None:
+    """
+    Raises:
+        InputError: transformers knows no models of this type, so that only code that lies beside them could read them.
+    """
+    kind = tree.get("model_type")
+    if is_diff_mlx(tree):
+        raise InputError("this is a model of diff-mlx", "run antiphase convert first", field=field, path=name)
+    if not isinstance(kind, str) or kind in CONFIG_MAPPING:
+        return
+    remedy = "code that lies beside a model is never run here" if "auto_map" in tree else ""
+    if kind == "phi4flash":
+        remedy = "its attention layers alone can be read, by phi4_flash_attention of antiphase.models.phi4_flash"
+    raise InputError(
+        f"transformers {transformers.__version__} knows no models of type {brief(kind)}", remedy, field=field, path=name
+    )
 
 
 def _gguf_config(name: str, field: str) -> PreTrainedConfig:

@@ -23,7 +23,7 @@ from plotly.offline import get_plotlyjs
 
 from antiphase.base.errors import InputError
 from antiphase.base.records import Record
-from antiphase.lab.measures.look import Look, Token
+from antiphase.lab.measures.look import LARGEST, Look, Token
 from antiphase.lab.measures.look.tables import (
     LayerMaps,
     chosen_head,
@@ -98,7 +98,7 @@ def _model(record: Record, shown: str, name: str, blobs: dict[str, str]) -> dict
     if "positions" in record.arrays:
         blobs[f"{name}-positions"] = _packed(numpy.asarray(record.arrays["positions"], dtype="<f4").tobytes())
     return {
-        "name": shown,
+        "name": shown, "unit": "Token" if look.segment is None else "Segment",
         "chosen": {"layer": [layer.name for layer in layers].index(chosen[0].name), "head": chosen[1]},
         "sequences": {
             key: [{"text": token.text, "id": token.id} for token in sequence.tokens]
@@ -108,6 +108,7 @@ def _model(record: Record, shown: str, name: str, blobs: dict[str, str]) -> dict
             {
                 "name": layer.name, "heads": layer.codes.shape[0], "each": layer.codes.shape[1],
                 "queries": layer.queries, "keys": layer.keys, "mask": layer.mask, "blob": f"{name}-maps{number}",
+                "peaks": layer.queries == LARGEST, "rest": layer.lost is not None,
             }
             for number, layer in enumerate(layers)
         ],

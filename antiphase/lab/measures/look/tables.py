@@ -156,6 +156,7 @@ def chosen_head(record: Record) -> tuple[LayerMaps, int] | None:
     if layers and (chosen := Look.of(record).chosen) is not None:
         named = {f"{layer.name}.{head}": (layer, head) for layer in layers for head in range(len(layer.codes))}
         return named.get(chosen)
+    layers = [layer for layer in layers if layer.queries != LARGEST]
     aligned = [layer for layer in layers if layer.queries != layer.keys]
     for layer in aligned or layers:
         elsewhere = layer.shares.copy()
@@ -218,11 +219,13 @@ def remarks(record: Record) -> list[str]:
         mean = sum(lost.values()) / len(lost)
         found.append(
             f"In {used_in([layers[index] for index in lost])} a query's weights do not sum to one: on average "
-            f"{100 * mean:.0f} % of its attention is on no token, as with a learned sink in the softmax, and is not "
-            "in the pictures."
+            f"{100 * mean:.0f} % of its attention is on no token, as with a learned sink in the softmax: the column at "
+            "the right of a head's large map."
         )
     if adding := [layer for layer in layers if layer.adds]:
-        found.append(f"In {used_in(adding)} λ is below 0 in places, where the second map is added, not subtracted.")
+        numbers = list(dict.fromkeys(layer.layer for layer in adding))
+        place = f"layer{'s' * (len(numbers) > 1)} {listed(numbers)}"
+        found.append(f"In {place} λ is below 0 in places, where the second map is added, not subtracted.")
     return found
 
 

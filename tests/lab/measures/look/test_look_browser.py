@@ -537,11 +537,22 @@ def test_heads_are_sorted_by_what_they_do_and_sinks_are_named(show, look_record)
     for head, measure in enumerate(("previous", "induction")):
         page.select_option("#measure", measure)
         assert words(page, "#ranking tbody tr:first-child") == f"layer 1, head {head} 1.000"
-    assert words(page, "#sinks").startswith("Keys that get over 5 / N of the attention (sinks; ")
+    assert words(page, "#sinks").startswith("Keys that get over 5 / M of the attention, of M keys (sinks; ")
     assert words(page, "#sinks").endswith(": 7 “gh” 1.000.")
     assert page.locator("#map .xtick text").all_text_contents() == ["gh"]
     page.click("#ranking button >> nth=0")
     assert words(page, "#map-title") == "Layer 1, head 1"
+
+
+def test_what_is_on_no_token_is_a_column_of_the_large_map_and_in_the_sentence(show, look_record):
+    record = look_record(differential=False)
+    record.arrays["maps.1.scales"] *= 0.5
+    page = show(record, at="layer=1&head=0")
+    assert page.locator("#map .xtick text").all_text_contents()[-1] == "no token"
+    assert float(words(page, "#said").split(" and at no token ")[1].rstrip(".")) == pytest.approx(0.5, abs=0.002)
+    page.select_option("#layer", "0")
+    assert "no token" not in page.locator("#map .xtick text").all_text_contents()
+    assert "no token" not in words(page, "#said")
 
 
 def test_the_page_works_within_a_notebook(browser, look_record, tmp_path):

@@ -13,7 +13,7 @@ from matplotlib.colors import LogNorm
 
 import antiphase
 from antiphase.base.errors import InputError
-from antiphase.lab.measures.look.tables import layer_table, remarks
+from antiphase.lab.measures.look.tables import chosen_head, layer_table, remarks
 from support.models import randomize, small_llama
 
 TEXT = "Ein $x^ Stein, am Rand\tder Stadt"
@@ -149,6 +149,9 @@ def test_a_long_text_is_shown_by_segments_and_a_part_of_it_token_by_token(llama,
     assert len(remarks(maps.record())) == 1
     page = maps.save(tmp_path / "long.html").read_text(encoding="utf-8")
     assert "(largest)" in page
+    assert '"unit": "Segment"' in page
+    assert [page.count(f'"peaks": {word}') for word in ("false", "true")] == [3, 3]
+    assert chosen_head(maps.record())[0].name.endswith("(text)")
     assert "Pieces of the" not in page
     assert [row[0] for row in layer_table(maps.record()).rows] == ["0 (text)", "1 (text)", "2 (text)"]
     distance = layer_table(maps.record()).rows[0][5]

@@ -67,7 +67,8 @@ function listen() {
   $("map").on("plotly_click", (event) => choose({ query: event.points[0].y, key: event.points[0].x }));
   $("overview").on("plotly_click", (event) => {
     const head = event.points[0].x, chosen = event.points[0].y;
-    if (head < model().layers[chosen].heads) choose({ layer: chosen, head });
+    const one = measured()[chosen];
+    if (head < one.heads) choose({ layer: model().layers.indexOf(one), head });
   });
   $("heads").on("plotly_click", (event) => choose({ head: event.points[0].curveNumber }));
   for (const query of [dark, narrow, coarse]) query.addEventListener("change", drawAll);

@@ -4,6 +4,7 @@ const cells = (one, rows) => rows.map((row, n) => Array.from(row, (weight, m) =>
 // Keys that take much more than their share of this map: with the mean weight that they get from queries that see them.
 const ALPHA = 5, MOST_SINKS = 6;
 function sinksOf(rows) {
+  if (layer().peaks) return []; // largest weights are no shares
   const [N, M] = layer().shape;
   const found = [];
   for (let m = 0; m < M; m++) {
@@ -45,7 +46,8 @@ function tokenAxis(which, title, sinks) {
 function drawMap() {
   const [N, M] = layer().shape;
   const signed = isSigned();
-  const largest = largestOf([weights]);
+  const rests = weights.map(restOf).filter((rest) => rest !== null);
+  const largest = largestOf([weights, [rests]]);
   const end = Math.abs(tone(largest)) || 1e-9;
   const sinks = sinksOf(weights);
   const queries = tokens("queries").map((token, n) => `query ${n} “${escaped(short(token.text, 24))}”`);
@@ -58,12 +60,18 @@ function drawMap() {
   };
   const width = $("map").clientWidth || 360;
   const height = Math.max(220, Math.min(620, (width - 110) * (N / M) + 80));
-  draw("map", [trace], {
+  const none = rests.length ? [{
+    ...trace, x0: M + 1, dx: 1, z: rests.map((rest) => [tone(rest)]), showscale: false,
+    text: rests.map((rest, n) => [`${queries[n]}<br>no token<br><b>${number(rest)}</b>`]),
+  }] : [];
+  const across = tokenAxis("keys", "key", sinks);
+  if (none.length) Object.assign(across, { tickmode: "array", tickvals: [...(across.tickvals ?? []), M + 1], ticktext: [...(across.ticktext ?? []), "<i>no token</i>"] });
+  draw("map", [trace, ...none], {
     height, margin: { l: 46, r: 8, t: 8, b: 46 }, shapes: marks(),
-    xaxis: { ...tokenAxis("keys", "key", sinks), tickangle: isLabelled("keys") || sinks.length ? -60 : 0, range: [-0.5, M - 0.5] },
+    xaxis: { ...across, tickangle: isLabelled("keys") || sinks.length || none.length ? -60 : 0, range: [-0.5, M - 0.5 + 2 * none.length] },
     yaxis: { ...tokenAxis("queries", "query", []), range: [N - 0.5, -0.5] },
   });
-  $("sinks").textContent = sinks.length ? `Keys that get over 5 / N of the attention (sinks; in a short text perhaps content): ${sinks.map((sink) => `${named("keys", sink.key)} ${number(sink.received)}`).join(", ")}.` : "";
+  $("sinks").textContent = sinks.length ? `Keys that get over 5 / M of the attention, of M keys (sinks; in a short text perhaps content): ${sinks.map((sink) => `${named("keys", sink.key)} ${number(sink.received)}`).join(", ")}.` : "";
   $("map-title").textContent = `Layer ${layer().name}, ${headName(state.head)}${layer().each === 2 ? `: ${{ difference: "first − λ · second", first: "first map", second: "second map" }[state.map]}` : ""}`;
   sayCell();
 }
@@ -104,7 +112,7 @@ function drawMeasureChoice() {
 
 function drawOverview() {
   const measure = $("measure").value;
-  const layers = model().layers;
+  const layers = measured();
   for (const one of layers) one.measures ??= Array.from({ length: one.heads }, (_, head) => measures(one, head, model().sequences[one.queries]));
   const heads = Math.max(...layers.map((one) => one.heads));
   const z = layers.map((one) => Array.from({ length: heads }, (_, head) => (head < one.heads ? one.measures[head][measure] : null)));
@@ -117,24 +125,26 @@ function drawOverview() {
     height: Math.max(170, Math.min(460, 90 + 26 * layers.length)), margin: { l: 46, r: 8, t: 8, b: 42 },
     xaxis: { title: { text: "head" }, showgrid: false, zeroline: false, dtick: heads > 16 ? 4 : 1, range: [-0.5, heads - 0.5] },
     yaxis: { title: { text: "layer", standoff: 8 }, automargin: true, showgrid: false, zeroline: false, tickmode: "array", tickvals: layers.map((_, index) => index).filter((index) => layers.length <= 16 || index % 4 === 0), ticktext: layers.map((one) => escaped(one.name)).filter((_, index) => layers.length <= 16 || index % 4 === 0), range: [layers.length - 0.5, -0.5] },
-    shapes: state.head === MEAN ? [] : [{ type: "rect", x0: state.head - 0.5, x1: state.head + 0.5, y0: state.layer - 0.5, y1: state.layer + 0.5, line: { color: style("--text"), width: 3 } }],
+    shapes: state.head === MEAN || layer().peaks ? [] : [{ type: "rect", x0: state.head - 0.5, x1: state.head + 0.5, y0: layers.indexOf(layer()) - 0.5, y1: layers.indexOf(layer()) + 0.5, line: { color: style("--text"), width: 3 } }],
   });
+  drawRanking(measure);
+  $("overview-said").textContent = "";
+  if (layer().peaks) return;
   const value = state.head === MEAN ? mean(layer().measures.map((found) => found[measure])) : layer().measures[state.head][measure];
   $("overview-said").textContent = `Layer ${layer().name}, ${headName(state.head)}: ${NAMES[measure]} ${value.toFixed(3)}, mean over queries.`;
-  drawRanking(measure);
 }
 
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
 function drawRanking(measure) {
-  const heads = model().layers.flatMap((one, index) => one.measures.map((found, head) => ({ index, head, value: found[measure] })));
+  const heads = measured().flatMap((one) => one.measures.map((found, head) => ({ one, head, value: found[measure] })));
   const best = heads.sort((a, b) => b.value - a.value).slice(0, RANKED);
   $("ranking").caption.textContent = `Heads with the largest ${NAMES[measure]}`;
-  $("ranking").tBodies[0].replaceChildren(...best.map(({ index, head, value }) => {
+  $("ranking").tBodies[0].replaceChildren(...best.map(({ one, head, value }) => {
     const button = document.createElement("button");
     button.type = "button";
-    button.textContent = `layer ${model().layers[index].name}, head ${head}`;
-    button.addEventListener("click", () => choose({ layer: index, head }));
+    button.textContent = `layer ${one.name}, head ${head}`;
+    button.addEventListener("click", () => choose({ layer: model().layers.indexOf(one), head }));
     return barRow(button, value.toFixed(3), value / (best[0].value || 1), "--positive");
   }));
 }

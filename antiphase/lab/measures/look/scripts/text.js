@@ -21,6 +21,12 @@ function shownWeights(one, head, map = state.map) {
   return rows;
 }
 
+// Layers whose maps have shares, which largest weights are not.
+const measured = () => model().layers.filter((one) => !one.peaks);
+
+// What a query leaves on no token, as with a learned sink; null where its weights sum to one or are not all of a map.
+const restOf = (row) => (layer().rest && !isSigned() && state.first ? Math.max(0, 1 - row.reduce((sum, weight) => sum + weight, 0)) : null);
+
 function options(select, labels, chosen) {
   select.replaceChildren(...labels.map((label, index) => new Option(label, index, false, index === chosen)));
 }
@@ -145,7 +151,9 @@ function shade() {
   const order = Array.from(values.keys()).filter(seen).sort((a, b) => Math.abs(values[b]) - Math.abs(values[a])).slice(0, 8);
   const what = named(from ? "queries" : isSelf() ? "queries" : "keys", chosen);
   const best = order.slice(0, 3).map((index) => `${named(others, index)} ${number(values[index])}`).join(", ");
-  $("said").textContent = from ? `Token ${what} looks at ${best || "nothing"}.` : `Token ${what} is looked at by ${best || "nothing"}.`;
+  const rest = from ? restOf(values) : null;
+  const nowhere = rest === null ? "" : ` and at no token ${number(rest)}`;
+  $("said").textContent = from ? `${model().unit} ${what} looks at ${best || "nothing"}${nowhere}.` : `${model().unit} ${what} is looked at by ${best || "nothing"}.`;
   $("strongest").caption.textContent = from ? `Where ${what} looks most` : `Who looks most at ${what}`;
   $("strongest").tBodies[0].replaceChildren(...order.map((index) => barRow(
     named(others, index), number(values[index]), Math.abs(values[index]) / largest, values[index] < 0 ? "--negative" : "--positive",
