@@ -104,7 +104,7 @@ def _(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *rest: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query, key, value = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))
-    return query, key, value, torch.empty_like(lam)
+    return query, key, value, lam.new_empty(lam.shape)
 
 
 def _setup_context(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]  # torch.library gives no types

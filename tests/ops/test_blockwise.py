@@ -298,6 +298,10 @@ def test_operator_registration_is_sound():
     lam = torch.rand(1, 2, 1, requires_grad=True)
     arguments = (query, key, value, lam, None, True, 0, 0.5)
     torch.library.opcheck(blockwise.blockwise_attention, arguments)
+    plain = [tensor.detach() for tensor in (query, key, value)]
+    by_token = torch.rand(1, 5, 2).transpose(1, 2)  # as V2 computes it
+    grad = torch.rand(1, 2, 5, 6)
+    torch.library.opcheck(blockwise.blockwise_attention_backward, (grad, *plain, by_token, None, True, 0, 0.5))
 
 
 def test_double_backward_is_refused():

@@ -34,7 +34,7 @@ class HeadFigures:
     correlation: float | None = None
     """Pearson correlation of the two maps over the keys that a query sees."""
     cancelled: float | None = None
-    """1 - Σ|A1 - λA2| / Σ(A1 + λA2), the share of mass that subtraction removes."""
+    """1 - Σ|A1 - λA2| / Σ(A1 + |λ|A2), the share of mass that subtraction removes."""
     negative_share: float | None = None
     """Share of the remaining mass that is negative."""
     output_rms: float | None = None

@@ -21,7 +21,7 @@ def pairs(found: Cancellation) -> Table | None:
     names = ("correlation", "cancelled", "negative_share", "output_rms", "output_to_value")
     note = (
         "Correlation of the two maps of a head over the keys that a query sees; cancelled: 1 - Σ|A1 - λA2| / "
-        "Σ(A1 + λA2). Models without pairs: neighbouring maps, as a control. Output RMS is before any norm of heads."
+        "Σ(A1 + |λ|A2). Models without pairs: neighbouring maps, as a control. Output RMS is before any head norm."
     )
     return Table(
         title="Common mode", columns=columns,
