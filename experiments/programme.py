@@ -289,10 +289,11 @@ def tables(name: str) -> dict[str, Rows]:
 
 
 def on_pages() -> dict[str, Callable[[], Rows]]:
-    """Tables by the names that stand in pages, such as ``programme-a-ratios-50``."""
+    """Tables by the names that stand in pages, such as ``programme-a-ratios-50``, without values by seed or document."""
 
     def of(study: str, kind: str) -> Rows:
-        return tables(study).get(kind, [["no seed has a run of every arm yet"]])
+        rows = tables(study).get(kind, [["no seed has a run of every arm yet"]])
+        return [row[:-1] for row in rows] if rows[0][-1] in ("by seed", "by document") else rows
 
     kinds = ("steps-50", "ratios-50", "steps-90", "ratios-90", "losses", "differences", "pooling", "noise",
              "noise-differences", "noise-adjusted", "noise-changed", "lengths")  # fmt: skip

@@ -178,6 +178,14 @@ def test_the_length_up_to_which_half_is_right_is_measured_of_the_trained_model(t
     assert programme_runs.half_answered(tmp_path / "one", [16, 32, 64]) == found  # from its record
 
 
+def test_tables_on_pages_are_without_the_values_by_seed(monkeypatch):
+    rows = [["arm", "rate", "by seed"], ["S", "0.004", "1.0, 2.0"]]
+    monkeypatch.setattr(programme, "tables", lambda study: {"losses": rows, "pooling": [["p"], ["0.5"]]})
+    pages = programme.on_pages()
+    assert pages["programme-r-losses"]() == [["arm", "rate"], ["S", "0.004"]]
+    assert pages["programme-r-pooling"]() == [["p"], ["0.5"]]
+
+
 def test_only_whole_seeds_count_and_an_arm_that_diverged_has_no_contrast(study):
     lines = [text(arm, seed, 4.0 + 0.1 * seed) for seed in range(3) for arm in ("S", "SW", "V1")]
     assert study("y", lines[:-1])["losses"][1][4] == "4.000, 4.100"
