@@ -289,7 +289,7 @@ def tables(name: str) -> dict[str, Rows]:
 
 
 def on_pages() -> dict[str, Callable[[], Rows]]:
-    """Tables by the names that stand in pages, such as ``programme-a-ratios-50``, without values by seed or document."""
+    """Tables by the names that stand in pages, such as ``programme-a-ratios-50``; no values by seed or document."""
 
     def of(study: str, kind: str) -> Rows:
         rows = tables(study).get(kind, [["no seed has a run of every arm yet"]])
