@@ -146,13 +146,16 @@ def loss_of(line: Line, document: str) -> float | None:
 def loss_tables(study: Study) -> dict[str, Rows]:
     """Mean losses by arm, and differences: of the mean over documents, and of each document alone."""
     losses = study.series(lambda line: line["by_document"] and fmean(line["by_document"].values()))
-    by_arm: Rows = [["arm", "rate", "parameters", "held-out loss", "by seed"]]
+    blocks = Blocks.of(losses)
+    first, *_ = losses
+    by_arm: Rows = [["arm", "rate", "parameters", "held-out loss", f"- {first}", "95 %", "by seed"]]
     for arm, values in losses.items():
         line = study.runs[arm][study.seeds[0]]
         listed = ", ".join("diverged" if value is None else f"{value:.3f}" for value in values)
         mean = "–" if None in values else f"{fmean(values):.4f}"
-        by_arm.append([arm, f"{line['rate']:g}", f"{line['parameters']:,}", mean, listed])
-    blocks = Blocks.of(losses)
+        found = None if blocks is None or arm == first else blocks.difference(arm, first)
+        cells = [f"{found.estimate:+.3f}", "{:+.3f} to {:+.3f}".format(*found.interval())] if found else ["–", "–"]
+        by_arm.append([arm, f"{line['rate']:g}", f"{line['parameters']:,}", mean, *cells, listed])
     documents = list(next((line["by_document"] for own in study.runs.values() for line in own.values()
                            if line["by_document"]), {}))  # fmt: skip
     alone = {name: Blocks.of(study.series(partial(loss_of, document=name))) for name in documents}

@@ -188,10 +188,11 @@ def test_tables_on_pages_are_without_the_values_by_seed(monkeypatch):
 
 def test_only_whole_seeds_count_and_an_arm_that_diverged_has_no_contrast(study):
     lines = [text(arm, seed, 4.0 + 0.1 * seed) for seed in range(3) for arm in ("S", "SW", "V1")]
-    assert study("y", lines[:-1])["losses"][1][4] == "4.000, 4.100"
+    assert study("y", lines[:-1])["losses"][1][6] == "4.000, 4.100"
     assert study("y", lines[:2]) == {}
     found = study("y", [*lines[:-1], text("V1", 2, None)])
-    assert found["losses"][3][3:] == ["–", "4.000, 4.100, diverged"]
+    assert found["losses"][3][3:] == ["–", "–", "–", "4.000, 4.100, diverged"]
+    assert found["losses"][2][4:6] == ["+0.000", "+0.000 to +0.000"]
     assert found["differences"][1] == ["V1 - SW", *["–"] * 8]
     assert found["differences"][3][:2] == ["SW - S", "+0.0000"]
 
