@@ -28,8 +28,7 @@ def phi4_flash_attention(folder: str, layer: int) -> DifferentialAttentionV1:
         >>> layer_maps(layer, hidden_states).maps.shape  # (heads, 2, N, N)
 
     Args:
-        folder: with config.json and safetensors; of the former only the sizes and the window are read, as there is
-            nothing else that changes attention in the model's own code at inference.
+        folder: with config.json, of which only the sizes and the window are read, and safetensors.
         layer: 0-based number in the model, where layers without attention count too.
 
     Raises:

@@ -46,10 +46,11 @@ FACTORS: dict[str, dict[str, list[str]]] = {
 }  # fmt: skip
 """Levels of the factors of each study; differences are from the first one."""
 DEPARTURES = {
-    "sink logits": "softmax", "DEX from the first step": "softmax", "grouped": "V1", "V2": "softmax of V2's parameters",
-    "V2 across groups": "V2", "V2 without λ": "V2", "V2 without sigmoid": "V2",
+    "V1": "softmax", "gated softmax": "softmax", "sink logits": "softmax", "DEX from the first step": "softmax",
+    "grouped": "V1", "V2": "softmax of V2's parameters", "V2 across groups": "V2", "V2 without λ": "V2",
+    "V2 without sigmoid": "V2",
 }  # fmt: skip
-"""The arm of ``rivals`` that each arm departs from; V1 and gated softmax have a study of the programme."""
+"""The arm of ``rivals`` that each arm departs from."""
 NAMES = {
     "authors": "authors' start", "by inputs": "random",
     "softmax of V2's parameters": "softmax with as many parameters as V2",

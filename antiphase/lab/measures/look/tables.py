@@ -219,8 +219,8 @@ def remarks(record: Record) -> list[str]:
         mean = sum(lost.values()) / len(lost)
         found.append(
             f"In {used_in([layers[index] for index in lost])} a query's weights do not sum to one: on average "
-            f"{100 * mean:.0f} % of its attention is on no token, as with a learned sink in the softmax: the column at "
-            "the right of a head's large map."
+            f"{100 * mean:.0f} % of its attention is on no token, as with a learned sink in the softmax; it is the "
+            "column at the right of a head's large map."
         )
     if adding := [layer for layer in layers if layer.adds]:
         numbers = list(dict.fromkeys(layer.layer for layer in adding))
