@@ -7,7 +7,7 @@ a query and key, dv width of a value.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,7 @@ IGNORED_TARGET = -100
 """Target of a position that has no loss, as in PyTorch."""
 
 
-@dataclass(frozen=True)
-class Shapes:
+class Shapes(NamedTuple):
     """Sizes of one call. ``key_maps`` is 2 if each map has its own key (V1) and 1 if both share one (V2)."""
 
     batch: int
