@@ -1,10 +1,16 @@
 """Records of ``antiphase look``."""
 
+import itertools
+from urllib.parse import urlencode
+
 import numpy
 import pytest
 
 from antiphase.base.records import Record
 from antiphase.lab.measures.look.map_codes import encode
+from antiphase.lab.measures.look.page import write_look
+from antiphase.lab.measures.look.tables import layers_of
+from support.browser import CHROMIUM, DESKTOP
 
 HOSTILE = (
     "</script><img src=x onerror=document.title='run'>", "<b>bold</b>", "&lt;", "%{z}", "<a href='javascript:0'>a</a>",
@@ -114,3 +120,39 @@ def look_record():
 @pytest.fixture(scope="session")
 def hostile_words():
     return HOSTILE
+
+
+@pytest.fixture(scope="module")
+def browser():
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as tools:
+        opened = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def show(browser, tmp_path):
+    """Open the page of records, offline; what the console says or the page asks for fails the test at its end."""
+    heard = []
+    names = (f"page{number}.html" for number in itertools.count())
+
+    def opened(*records, at=None, **options):
+        """``at``: the end of the address; by default that of the first head."""
+        path = write_look(records, tmp_path / next(names))
+        at = urlencode({"layer": layers_of(records[0])[0].name, "head": 0}) if at is None else at
+        context = browser.new_context(**(options or DESKTOP))
+        context.set_offline(True)
+        page = context.new_page()
+        page.on("console", lambda message: heard.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: heard.append(f"error: {error}"))
+        page.on(
+            "request", lambda request: request.url.startswith(("file:", "data:", "blob:")) or heard.append(request.url)
+        )
+        page.goto(f"{path.as_uri()}#{at}")
+        page.wait_for_selector("html[data-ready]", timeout=60_000)
+        return page
+
+    yield opened
+    assert heard == []
