@@ -157,9 +157,8 @@ def differential_attention(
         )  # fmt: skip
     full_lam = check_lam(lam, query, shapes)
     mask = None if attn_mask is None else check_mask(attn_mask, query, shapes)
-    kind = query.device.type
-    casts = kind != "meta" and torch.is_autocast_enabled(kind)
-    with torch.autocast(kind, enabled=False) if casts else nullcontext():
+    casts = query.device.type != "meta" and torch.is_autocast_enabled(query.device.type)
+    with torch.autocast(query.device.type, enabled=False) if casts else nullcontext():
         if chosen == "reference":
             out, weights = reference_attention(
                 query, key, value, full_lam, mask,
