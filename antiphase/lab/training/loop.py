@@ -18,6 +18,7 @@ from antiphase.base.errors import DivergedError, InputError, Interrupted, NonFin
 from antiphase.base.folders.contents import check_content, check_start, keep_model
 from antiphase.base.folders.holders import confirm_held
 from antiphase.base.folders.permissions import share_weights
+from antiphase.base.memory import keep_freed_memory
 from antiphase.base.records import DEQUANTIZED, Record, finite, write_atomically, writing
 from antiphase.lab.scoring.division import Divide
 from antiphase.lab.settings.presets import RunSettings, TrainingSettings
@@ -117,6 +118,8 @@ def train(
     device = choose_device(training.device)
     if training.threads:
         torch.set_num_threads(training.threads)
+    if device.type == "cpu":
+        keep_freed_memory()
     with processes(device, training) as group:
         if training.batch_size < group.shares:
             raise InputError(

@@ -5,20 +5,17 @@ import math
 import pytest
 import torch
 
-import antiphase
 from antiphase.base.randomness import keyed_generator
 from antiphase.lab.scoring.allocation import allocation, batches_of
 from antiphase.lab.scoring.effects import allocation_with_effects, random_filler
 from antiphase.lab.text.retrieval import SPANS, RetrievalBatch, RetrievalTask, SymbolLanguage
+from support.uniform_attention import STRENGTH, uniform_attention
 
 LANGUAGE = SymbolLanguage(9, 11, 5)
 TASK = RetrievalTask(LANGUAGE, needles=4, queries=2, sequence_length=37)
 LAST_MAP = {"softmax": "softmax", "differential": "difference", "differential_v2": "difference"}
 ANSWER = 11
 """The number in the needle of ``batch``."""
-SIGNAL, CONSTANT, RESULT = 0, 1, 2
-"""Channels of the constructed models."""
-STRENGTH = 3.0
 
 
 def by_place(rows):
@@ -31,30 +28,8 @@ def measured(model, batch):
 
 @pytest.fixture
 def constructed(tiny_config):
-    """One layer whose maps are uniform, and whose values are zero but at words that carry a signal.
-
-    What attention gives goes to a channel of its own, which the head reads as the answer.
-    """
-
-    def build(kind, signals):
-        config = tiny_config(
-            kind, vocab_size=len(LANGUAGE.words), num_hidden_layers=1, hidden_size=16, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=4, tie_word_embeddings=False,
-        )  # fmt: skip
-        model = antiphase.AntiphaseForCausalLM(config).eval().double()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "norm" not in name:
-                    parameter.zero_()
-            model.model.embed_tokens.weight[:, CONSTANT] = 1.0
-            model.model.embed_tokens.weight[signals, SIGNAL] = STRENGTH
-            attention = model.model.layers[0].self_attn
-            attention.v_proj.weight[:, SIGNAL] = 1.0
-            attention.o_proj.weight[RESULT] = 0.1
-            model.lm_head.weight[ANSWER, RESULT] = 5.0
-        return model
-
-    return build
+    words = len(LANGUAGE.words)
+    return lambda kind, signals: uniform_attention(tiny_config, kind, words, signals, [ANSWER])
 
 
 @pytest.fixture

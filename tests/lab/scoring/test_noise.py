@@ -6,43 +6,22 @@ import statistics
 import pytest
 import torch
 
-import antiphase
 from antiphase.attention.answers import AnswerScores
 from antiphase.base.randomness import keyed_generator
 from antiphase.lab.scoring.noise import changed, first_answers, hidden, resampled, retrieving_layers, second_maps
 from antiphase.lab.text.resampling import PARTS, of_symbols
 from antiphase.lab.text.retrieval import RetrievalTask, SymbolLanguage
+from support.uniform_attention import STRENGTH, uniform_attention
 
 LANGUAGE = SymbolLanguage(4, 4, 5)
 NUMBERS, FILLER = range(6, 10), range(10, 15)
 TASK = RetrievalTask(LANGUAGE, needles=3, queries=1, sequence_length=24)
-SIGNAL, CONSTANT, RESULT = 0, 1, 2
-STRENGTH = 3.0
 
 
 @pytest.fixture
 def constructed(tiny_config):
-    """A layer with uniform attention, whose values are those words that carry a signal: 5 more for every number."""
-
-    def build(kind, signals, answers=NUMBERS):
-        config = tiny_config(
-            kind, vocab_size=len(LANGUAGE.words), num_hidden_layers=1, hidden_size=16, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=4, tie_word_embeddings=False,
-        )  # fmt: skip
-        model = antiphase.AntiphaseForCausalLM(config).eval().double()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "norm" not in name:
-                    parameter.zero_()
-            model.model.embed_tokens.weight[:, CONSTANT] = 1.0
-            model.model.embed_tokens.weight[list(signals), SIGNAL] = STRENGTH
-            attention = model.model.layers[0].self_attn
-            attention.v_proj.weight[:, SIGNAL] = 1.0
-            attention.o_proj.weight[RESULT] = 0.1
-            model.lm_head.weight[list(answers), RESULT] = 5.0
-        return model
-
-    return build
+    words = len(LANGUAGE.words)
+    return lambda kind, signals, answers=NUMBERS: uniform_attention(tiny_config, kind, words, signals, answers)
 
 
 @pytest.fixture
