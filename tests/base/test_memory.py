@@ -10,6 +10,7 @@ from antiphase.base import memory
 from antiphase.base.memory import keep_freed_memory, peak_memory, restart_peak
 
 SIZE = 64 << 20
+PR_SET_THP_DISABLE = 41
 
 
 def held_and_freed(sender):
@@ -36,9 +37,10 @@ def said_by(function, *args):
 
 
 def new_pages(sender, keeps):
-    """Pages that the system gives out while four blocks of 24 MiB are taken and freed again and again."""
+    """Small pages that the system gives out while four blocks of 24 MiB are taken and freed again and again."""
     import resource  # not there on Windows
 
+    ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
     if keeps:
         keep_freed_memory()
     for again in range(4):

@@ -202,6 +202,13 @@ def test_resuming_a_finished_run_brings_its_model_back(tmp_path, run):
     assert path.read_bytes() == model
 
 
+def test_a_run_on_a_processor_keeps_freed_memory(tmp_path, run, monkeypatch):
+    asked = []
+    monkeypatch.setattr(loop, "keep_freed_memory", lambda: asked.append(True))
+    run(tmp_path / "run", "training.steps=1")
+    assert asked == [True]
+
+
 def test_equal_seeds_give_equal_runs_and_other_seeds_others(tmp_path, run, outcome, assert_identical):
     for name, seed in (("a", 5), ("b", 5), ("c", 6)):
         run(tmp_path / name, f"training.seed={seed}", "training.steps=3")
