@@ -90,7 +90,7 @@ def steps_tables(study: Study) -> dict[str, Rows]:
     tables: dict[str, Rows] = {}
     for accuracy in (LEARNED, WELL):
         steps = study.series(partial(steps_to, accuracy=accuracy))
-        until = max(line["curve"][-1][0] for own in study.runs.values() for line in own.values())
+        until = max(point[0] for own in study.runs.values() for line in own.values() for point in line["curve"][-1:])
         by_arm: Rows = [["arm", "rate", f"passed {100 * accuracy:.0f} %", "median step", "95 %"]]
         for arm, own in steps.items():
             found = survival(own, until)
@@ -104,16 +104,16 @@ def steps_tables(study: Study) -> dict[str, Rows]:
             ratio = compare_steps(steps[arm], steps[other])
             cells = ["–"] * 5
             if ratio is not None:
-                low, high = ratio.interval
-                cells[:2] = [f"{ratio.ratio:.2f}", f"{low:.2f} to {high:.2f}"]
+                cells[:2] = [f"{ratio.ratio:.2f}", "{:.2f} to {:.2f}".format(*ratio.interval)]
                 if (arm, other) == study.primary and accuracy == LEARNED:
-                    word = verdict((low - 1, high - 1), lower_is_better=False, detectable=None, paper=None)
-                    cells[2:] = [f"{ratio.p:.2g}", f"{ratio.detectable:.2f}", str(word)]
+                    cells[2:] = [f"{ratio.p:.2g}", f"{ratio.detectable:.2f}", str(ratio.word())]
             both = [
                 (mine or math.inf, theirs or math.inf) for mine, theirs in zip(steps[arm], steps[other], strict=True)
             ]
-            ratios = [a / b for a, b in both if math.inf not in (a, b)]
-            cells += [f"{median(ratios):.2f}" if ratios else "–", f"{sum(a < b for a, b in both)} of {len(both)}"]
+            ratios = [a / b for a, b in both if min(a, b) < math.inf]  # of two that never passed there is none
+            typical = median(ratios) if ratios else math.nan
+            spoken = {math.inf: "never", 0.0: "the other never"}.get(typical, f"{typical:.2f}" if ratios else "–")
+            cells += [spoken, f"{sum(a < b for a, b in both)} of {len(both)}"]
             pairs.append([f"{arm} against {other}", *cells])
         tables |= {f"steps-{100 * accuracy:.0f}": by_arm, f"ratios-{100 * accuracy:.0f}": pairs}
     if all("l50" in line for own in study.runs.values() for line in own.values()):

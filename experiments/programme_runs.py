@@ -118,7 +118,8 @@ def best_rate(arm: str, name: str, study: Mapping[str, Any]) -> float:
     for line in lines(name):
         if line["arm"] == arm:
             steps = steps_to(line, LEARNED) if study["chosen_by"] == "steps" else 0
-            scores.setdefault(line["rate"], []).append((math.inf if steps is None else steps, line["loss"]))
+            loss = math.inf if line["loss"] is None else line["loss"]  # it diverged
+            scores.setdefault(line["rate"], []).append((math.inf if steps is None else steps, loss))
     means = {rate: tuple(fmean(column) for column in zip(*values, strict=True)) for rate, values in scores.items()}
     best = min(means, key=means.__getitem__)
     if best in (min(means), max(means)):

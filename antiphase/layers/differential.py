@@ -237,7 +237,7 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         exchange: Exchange | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        is_step = self._is_published and exchange is None and query.shape[2] == 1
+        is_step = self._is_published and exchange is None and query.shape[2] == 1 and not torch.compiler.is_exporting()
         impl = own_implementation(self.attention_function()) if is_step else None
         if impl is not None:
             refuse_unknown(kwargs, self)

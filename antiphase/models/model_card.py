@@ -14,7 +14,7 @@ from antiphase.models.variants import option, own_fields
 TEXT = """\
 ---
 library_name: transformers
-pipeline_tag: text-generation
+pipeline_tag: {pipeline}
 tags:
 - antiphase
 - {tag}-attention
@@ -37,14 +37,20 @@ BESIDE = "If antiphase trained it, `run.yaml` and `record.json` beside this file
 
 WITH_PACKAGE = """\
 import antiphase  # registers the architecture
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {auto}, AutoTokenizer
 
-model = AutoModelForCausalLM.from_pretrained("PATH")"""
+model = {auto}.from_pretrained("PATH")"""
 PORTABLE = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {auto}, AutoTokenizer
 
 # Runs modeling_antiphase.py of this folder; with `import antiphase` instead, its faster kernels are used.
-model = AutoModelForCausalLM.from_pretrained("PATH", trust_remote_code=True)"""
+model = {auto}.from_pretrained("PATH", trust_remote_code=True)"""
+
+PIPELINES = {
+    "ForCausalLM": "text-generation", "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification", "Model": "feature-extraction",
+}  # fmt: skip
+"""Kind of pipeline by the end of a class's name, which its Auto class shares."""
 
 PLAIN = """\
 ---
@@ -83,14 +89,18 @@ def write_model_card(
     departs = [
         f"{name} {'by layer' if isinstance(value, list) else json.dumps(value)}" for name, value in values.items()
     ]
+    ends = [part.__name__.removeprefix("Antiphase") for part in type(model).__mro__]  # it may be somebody's subclass
+    kind = next((end for end in ends if end in PIPELINES), "Model")
+    load = PORTABLE if portable else WITH_PACKAGE
     text = TEXT.format(
         origin=origin,
         training=BESIDE if trained is None else training_of(trained),
         trusted=", trust_remote_code=True" if portable else "",
-        load=PORTABLE if portable else WITH_PACKAGE,
+        pipeline=PIPELINES[kind],
+        load=load.format(auto="AutoModel" + kind.removeprefix("Model")),
         attention_type=f"{config.attention_type} ({', '.join(departs)})" if departs else config.attention_type,
         tag=config.attention_type.replace("_", "-"),
-        title=f"{'Differential' if config.attention_type != 'softmax' else 'Softmax'} Transformer",
+        title="Differential Transformer" if config.attention_type.startswith("differential") else "Transformer",
         parameters=model.num_parameters(),
         layers=config.num_hidden_layers,
         width=config.hidden_size,

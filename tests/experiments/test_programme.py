@@ -67,11 +67,19 @@ def test_an_arm_that_learns_sooner_agrees_and_only_the_primary_contrast_is_teste
 
 
 def test_runs_that_never_learn_are_later_than_all_and_equal_arms_cannot_tell(study):
-    lines = [learner(arm, seed, None if arm == "S" else 300) for seed in range(8) for arm in ("S", "V1", "V1+")]
+    """So are pairs of which one never learns: without them an arm that fails more often would look quick."""
+    steps = {"S": (None,) * 8, "V1": (300,) * 8, "V1+": (300,) * 8}
+    lines = [learner(arm, seed, own[seed]) for seed in range(8) for arm, own in steps.items()]
     found = study("x", lines)
     assert found["steps-50"][1][2:] == ["0 of 8", "> 600", "> 600 to > 600"]
     assert found["ratios-50"][1][5].startswith("cannot tell") or found["ratios-50"][1][1] == "–"
-    assert [row[6:] for row in found["ratios-50"][1:]] == [["1.00", "0 of 8"], ["–", "8 of 8"], ["–", "8 of 8"]]
+    assert [row[6:] for row in found["ratios-50"][1:]] == [
+        ["1.00", "0 of 8"], ["the other never", "8 of 8"], ["the other never", "8 of 8"]
+    ]  # fmt: skip
+    steps["S"] = (100,) * 3 + (600,) + (None,) * 4
+    steps["V1"] = (None,) * 5 + (300,) * 3
+    lines = [learner(arm, seed, own[seed]) for seed in range(8) for arm, own in steps.items()]
+    assert study("x", lines)["ratios-50"][2][6:] == ["never", "3 of 8"]  # 4 of 7 are never, of one pair there is none
 
 
 @pytest.mark.parametrize(
@@ -219,6 +227,7 @@ def test_the_rate_is_of_whoever_learns_soonest_and_of_the_loss_where_nobody_alwa
         return programme_runs.best_rate(arm, "z/rates", grid)
 
     assert (best("S", planted), best("G", planted)) == (4, 2)
+    assert best("G", [{**line, "loss": None if line["rate"] == 4 else line["loss"]} for line in planted]) == 2
     with pytest.raises(programme_runs.InputError, match="the best rate of z/rates, 4, is at the edge"):
         best("S", [line for line in planted if line["rate"] != 8])
 

@@ -3,9 +3,13 @@
 Where onnxruntime is not installed its tests are skipped; ``python -m tools.served`` runs them.
 """
 
+from functools import partial
+
 import pytest
 import torch
 
+from antiphase.layers import differential
+from antiphase.ops.layer import v1_step
 from support.models import ids_of, padded
 
 
@@ -15,6 +19,17 @@ def exported(model):
     shapes = {"input_ids": shape, "attention_mask": shape, "use_cache": None}
     given = (ids_of(3, 7), torch.ones(3, 7, dtype=torch.int64))
     return torch.export.export(model, given, {"use_cache": False}, dynamic_shapes=shapes)
+
+
+def test_a_single_query_too_is_exported_without_our_kernels(monkeypatch):
+    """On a device that the GPU kernels support, as all others are once their conditions are met."""
+    launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
+    layer = differential.DifferentialAttentionV1(64, 4, is_causal=False, context_size=64).eval().requires_grad_(False)
+    monkeypatch.setattr(launch, "_find_why_not", lambda device: None)
+    monkeypatch.setattr(differential, "v1_step", partial(v1_step, impl="triton"))
+    with torch.no_grad():
+        program = torch.export.export(layer, (torch.randn(2, 1, 64),), {"context": torch.randn(2, 9, 64)})
+    assert not [node.target for node in program.graph.nodes if "antiphase" in str(node.target)]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import transformers
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, DynamicCache, StaticCache
 
@@ -279,6 +280,27 @@ def test_saving_writes_a_model_card_and_replaces_nobodys_own(tiny_model, tmp_pat
     (own / "README.md").write_text("mine")
     model.save_pretrained(own)
     assert (own / "README.md").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("head", "pipeline"),
+    [("ForCausalLM", "text-generation"), ("ForSequenceClassification", "text-classification"),
+     ("ForTokenClassification", "token-classification"), ("", "feature-extraction")],
+)  # fmt: skip
+@pytest.mark.parametrize("portable", [False, True])
+def test_the_model_card_loads_the_model_with_its_head(tiny_model, tmp_path, head, pipeline, portable):
+    kind = getattr(transformers, f"AutoModel{head}")
+    model = kind.from_config(tiny_model("cog").config)
+    type("Own", (type(model),), {})(model.config).save_pretrained(tmp_path / "own")  # somebody's subclass
+    model.save_pretrained(tmp_path, portable=portable)
+    assert f"pipeline_tag: {pipeline}\n" in (tmp_path / "own" / "README.md").read_text(encoding="utf-8")
+    card = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert f"pipeline_tag: {pipeline}\n" in card
+    assert "# Transformer\n" in card
+    code = card.partition("```python\n")[2].partition("tokenizer =")[0].replace("PATH", str(tmp_path))
+    names = {}
+    exec(code, names)
+    assert type(names["model"]).__name__ == f"Antiphase{head or 'Model'}"
 
 
 @pytest.mark.parametrize("tied", [True, False])

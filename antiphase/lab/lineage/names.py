@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from antiphase.base.errors import InputError
 from antiphase.lab.settings.flags import flag
@@ -16,6 +16,9 @@ PHRASE = 3
 """Number of words in the shortest phrase with a noun, which is the shortest distance between a subject and its verb."""
 MOST_SAMPLES = 1_000_000
 """Texts of one set that are generated, in memory."""
+TRAINED_TOKENIZERS = ("words", "characters", "bpe", "unigram")
+VOCABULARY = 30_000
+"""Maximum size of a trained tokenizer."""
 LIST = ", ".join(CLASSIFIERS)
 SEEDS_HELP = "Random seeds, comma-separated, e.g. 0,1,2."
 SET_HELP = "FIELD=VALUE or MODEL.FIELD=VALUE, e.g. {}. Repeatable."
@@ -34,6 +37,24 @@ def seeds_flag(*default: int) -> Sequence[int]:
 def settings_flag(example: str) -> Sequence[str]:
     """The settings field for changes of models."""
     return flag(SET_HELP.format(example), name="--set", default=())
+
+
+def vocabulary_flag(default: str = str(VOCABULARY)) -> int | None:
+    """The settings field for the size of a trained tokenizer."""
+    return flag("Maximum vocabulary size of a trained tokenizer.", default=None, least=3, default_text=default)
+
+
+def check_training(tokenizers: Sequence[str], given: Mapping[str, object]) -> None:
+    """
+    Args:
+        given: values by the names of flags that are for training a tokenizer.
+
+    Raises:
+        InputError: one is given, but none of these tokenizers is trained.
+    """
+    for name, value in given.items():
+        if value and not set(tokenizers) & {*TRAINED_TOKENIZERS}:
+            raise InputError(f"{name} is for a tokenizer that is trained; remove it, or give --tokenizer bpe")
 
 
 def device_flag() -> str:

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from antiphase.lab.statistics.verdicts import CONFIDENCE, POWER
+from antiphase.lab.statistics.verdicts import CONFIDENCE, POWER, Verdict, verdict
 
 MOST_DIVISIONS = 200_000
 """Divisions of all seeds into two groups that are enumerated: those of ten and ten."""
@@ -58,6 +58,13 @@ class HazardRatio:
     """Of the log-rank test, two-sided."""
     detectable: float
     """The ratio above 1 that is seen with a power of 80 % (Schoenfeld 1981)."""
+
+    def word(self) -> Verdict:
+        """Whether the one arm is sooner: what the interval says, unless the test, exact for few seeds, sees nothing."""
+        if self.p >= 1 - CONFIDENCE:
+            return Verdict("cannot tell", f"log-rank p of {1 - CONFIDENCE:.2f} or more")
+        low, high = map(math.log, self.interval)
+        return verdict((low, high), lower_is_better=False, detectable=None, paper=None)
 
 
 def compare_steps(one: Steps, other: Steps) -> HazardRatio | None:

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from antiphase.base.errors import InputError
 from antiphase.lab.text.haystacks import Context, Haystack, encode, joined, offsets, prompt_batch
-from antiphase.lab.text.retrieval import CITIES, NUMBER_DIGITS, RetrievalBatch, RetrievalTask, needle
+from antiphase.lab.text.retrieval import CITIES, RetrievalBatch, RetrievalTask, needle
 from antiphase.lab.text.tokenization import opening_of_page
 
 Part = Literal["filler", "other_needles"]
@@ -130,9 +130,10 @@ class TextResampler:
         return replace(context, text=text, spans=spans)
 
     def _number(self, before: str, taken: set[str], generator: torch.Generator) -> str:
-        """Another number of as many tokens."""
+        """Another number of as many digits and tokens."""
+        least = 10 ** (len(before) - 1)
         while True:
-            drawn = int(torch.randint(10 ** (NUMBER_DIGITS - 1), 10**NUMBER_DIGITS, (1,), generator=generator))
+            drawn = int(torch.randint(least, 10 * least, (1,), generator=generator))
             if str(drawn) not in taken and self._size(str(drawn)) == self._size(before):
                 return str(drawn)
 

@@ -62,9 +62,11 @@ def tokenizer_for(settings: DataSettings, cache: Path, progress: Callable[[str],
 
 
 def _size(settings: DataSettings) -> int | None:
-    """Bytes of the training text; None if a Hub dataset is part of it."""
-    sizes = [part.size for source in sources(settings.paths, "data") for part in whole_parts(source)]
-    return None if None in sizes else sum(filter(None, sizes))
+    """Bytes of the training text; None if a Hub dataset or a compressed file, which unpacks to more, is part of it."""
+    parts = [part for source in sources(settings.paths, "data") for part in whole_parts(source)]
+    if any(not isinstance(part.place, Path) or part.place.suffix.lower() in (".gz", ".parquet") for part in parts):
+        return None
+    return sum(part.size or 0 for part in parts)
 
 
 def _make(settings: DataSettings, folder: Path, digits: int, *, is_sampled: bool) -> None:

@@ -79,16 +79,23 @@ def _setup_second(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tenso
 
 
 def _second_derivatives(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    """By PyTorch, from the formula of ``normalize_backward``; they are rare, so there is no kernel for them."""
+    """By PyTorch, from the formula of ``normalize_backward``; they are rare, so there is no kernel for them.
+
+    Views stand for the saved tensors: gradients end at them, and can be differentiated further.
+    """
+    create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        grad, tensor, weight = inputs = [saved.detach().requires_grad_() for saved in ctx.saved_tensors]
+        grad, tensor, weight = inputs = [
+            saved.view_as(saved) if saved.requires_grad else saved.detach().requires_grad_()
+            for saved in ctx.saved_tensors
+        ]
         scale = torch.rsqrt(tensor.square().mean(-1, keepdim=True) + ctx.eps)
         inner = ctx.factor * grad * weight
         of_tensor = scale * (inner - tensor * scale.square() * (inner * tensor).mean(-1, keepdim=True))
         of_weight = (ctx.factor * grad * tensor * scale).reshape(-1, weight.numel()).sum(0)
     used = [(out, given) for out, given in zip((of_tensor, of_weight), grads, strict=True) if given is not None]
     outs, given = zip(*used, strict=True)
-    return *torch.autograd.grad(outs, inputs, given, allow_unused=True), None, None
+    return *torch.autograd.grad(outs, inputs, given, allow_unused=True, create_graph=create_graph), None, None
 
 
 torch.library.register_autograd("antiphase::native_norm_backward", _second_derivatives, setup_context=_setup_second)

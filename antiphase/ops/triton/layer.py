@@ -48,6 +48,7 @@ def _by_pytorch(plain: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Te
     """Gradients of the operation by PyTorch, which can be differentiated again and taken for batches of cotangents."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
+        inputs = [t.view_as(t) for t in inputs]  # where gradients end: one input may be computed from another
         out = plain(*inputs)
     wanted = [t for t in inputs if t.requires_grad]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=create_graph))

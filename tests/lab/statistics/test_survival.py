@@ -56,6 +56,14 @@ def test_the_hazard_ratio_is_petos():
     assert (turned.ratio, turned.p) == (pytest.approx(1 / found.ratio), pytest.approx(found.p))
 
 
+def test_no_word_is_given_where_the_exact_test_sees_nothing():
+    three = compare_steps([1, 2, 3], [4, 5, 6])
+    assert three.interval[0] > 1  # Peto's interval is that of many seeds
+    assert str(three.word()) == "cannot tell (log-rank p of 0.05 or more)"
+    assert str(compare_steps([1, 2, 3, 4], [5, 6, 7, None]).word()) == "agrees"
+    assert str(compare_steps([5, 6, 7, None], [1, 2, 3, 4]).word()) == "disagrees"
+
+
 def test_log_rank_of_many_seeds_is_scipys(monkeypatch):
     generator = numpy.random.default_rng(1)
     one, other = ([int(step) for step in 1 + generator.exponential(scale, 9)] for scale in (100, 160))

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,7 @@ from antiphase.base.typed import build
 from antiphase.lab.settings.presets import CompareSettings, load_preset
 from antiphase.lab.statistics.blocks import planned_detectable
 from antiphase.lab.studies.claims import LOSS_SPREAD
-from antiphase.lab.studies.compare import ComparedRun
+from antiphase.lab.studies.compare import ComparedRun, tables
 from antiphase.lab.studies.compare.comparison import claim_of, compared
 from antiphase.lab.studies.metrics import NATS, Metric, compare_metric, compare_passing
 from antiphase.lab.studies.outcomes import LearnedThreshold
@@ -215,6 +216,20 @@ def test_a_run_that_diverged_before_its_first_evaluation_has_no_end():
     found = finite(compared(CompareSettings(seeds=list(range(5))), finished, guess_rate=0.125, claim=None))
     softmax = found["comparison"][2]["survival"]["softmax"]
     assert (softmax["passed"], softmax["median"], softmax["until"]) == (4, 103, 200)
+
+
+def test_medians_on_the_page_are_those_of_the_sentences_and_of_seeds_with_a_value():
+    steps = {"softmax": (100, 200, 400, None), "differential": (100, None, None, None)}
+    finished = runs(4, passes=lambda arm, seed: steps[arm][seed])
+    finished[0] = replace(finished[0], final=replace(finished[0].final, accuracy=None, loss=None))
+    found = compared(CompareSettings(seeds=list(range(4))), finished, guess_rate=0.125, claim=None)
+    page = tables.comparison(SimpleNamespace(comparison=found.comparison, baseline="softmax"))
+    middle = {(row[0], row[3]): row[5:7] for row in page.text()}
+    assert middle["first-query accuracy", "softmax"] == ["50.2", "–"]
+    assert middle["held-out loss", "softmax"] == ["2.004", "–"]
+    assert middle["steps to 50 % accuracy", "softmax"] == ["200", "–"]
+    assert middle["steps to 50 % accuracy", "differential"] == ["–", "–"]
+    assert "softmax 200 (3 of 4 seeds)" in found.comparison[2].sentence
 
 
 def test_metric_without_any_value_is_left_out():

@@ -1,5 +1,7 @@
 """Irrelevant tokens drawn again: they change, nothing else does, and no other fact becomes the right answer."""
 
+import re
+
 import pytest
 import torch
 
@@ -37,6 +39,15 @@ def test_only_the_part_of_a_sequence_changes(part):
 @pytest.fixture
 def resampler(generated_text, text_tokenizer):
     return TextResampler(Haystack([generated_text], text_tokenizer), text_tokenizer)
+
+
+def test_numbers_of_one_token_are_drawn_again_as_such(generated_text, text_tokenizer):
+    resampler = TextResampler(Haystack([generated_text], text_tokenizer, digits=2), text_tokenizer)
+    (context,) = resampler.haystack.contexts(Cell(needles=4, queries=1, length=300, depth=None), 1, seed=3)
+    for copy in resampler.copies(context, "other_needles", 3, draw()):
+        numbers = re.findall(r"City number: .+? ([0-9]+)\.", resampler.tokenizer.decode(copy))
+        assert len(set(numbers)) == 4
+        assert {len(number) for number in numbers} == {2}
 
 
 @pytest.mark.parametrize(("needles", "queries"), [(4, 1), (4, 2), (64, 1)])

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -19,7 +20,7 @@ import pytest
 from antiphase import cli
 from antiphase.base.errors import InputError
 from antiphase.lab.settings.presets import DataSettings
-from antiphase.lab.text import parts, token_files
+from antiphase.lab.text import parts, token_files, vocabulary
 from antiphase.lab.text.corpora import documents, texts_of
 from antiphase.lab.text.files import sources
 from antiphase.lab.text.packing import pack
@@ -346,6 +347,17 @@ def test_a_text_within_the_bound_gives_the_tokenizer_of_the_whole(tmp_path, smal
     whole = train_tokenizer(texts(60), 400).get_vocab()
     assert tokenizer_of(size) == whole
     assert tokenizer_of(1500) != whole
+
+
+def test_the_bound_is_on_text_that_is_unpacked(tmp_path):
+    for name, opened in (("a.txt", open), ("b.txt.gz", gzip.open)):
+        with opened(tmp_path / name, "wt", encoding="utf-8") as file:
+            file.write("\n\n".join(texts(60)))
+    settings = DataSettings(source="text", sequence_length=64, paths=[str(tmp_path / "a.txt")])
+    size = (tmp_path / "a.txt").stat().st_size
+    assert (tmp_path / "b.txt.gz").stat().st_size < size / 2
+    assert vocabulary._size(settings) == size
+    assert vocabulary._size(replace(settings, paths=[str(tmp_path)])) is None  # so it is sampled
 
 
 # ------------------------------------------------------------------------------------------ bad input

@@ -14,6 +14,7 @@ from antiphase.layers.functions import differential_output, softmax_attention
 from antiphase.layers.norm import RMSNorm
 from antiphase.ops.layer import exponential_lambda, rms_norm, v1_step
 from antiphase.ops.native import layer
+from antiphase.ops.plain import plain_rms_norm
 from antiphase.ops.reference import reference_attention
 from antiphase.ops.shapes import check_tensors
 
@@ -72,6 +73,27 @@ def test_gradcheck_of_the_norm():
     assert torch.autograd.gradgradcheck(
         lambda t: rms_norm(t, weight.detach(), EPS, FACTOR), (row[0].detach().requires_grad_(),)
     )
+
+
+@pytest.mark.usefixtures("kernels")
+def test_derivatives_of_the_norm_beyond_the_second_are_right():
+    """A Hessian times a vector differentiates the first derivative by its cotangent."""
+    tensor, weight = drawn(5, 7)
+    vectors = tuple(torch.randn_like(t) for t in (tensor, weight))
+
+    def cubes(norm):
+        return lambda t, w: (norm(t * w.sum(), w, EPS, FACTOR) ** 3).sum()
+
+    def third(norm):
+        (first,) = torch.autograd.grad(cubes(norm)(tensor, weight), tensor, create_graph=True)
+        (second,) = torch.autograd.grad((first * vectors[0]).sum(), tensor, create_graph=True)
+        return torch.autograd.grad(second.square().sum(), (tensor, weight))
+
+    products = [
+        torch.autograd.functional.hvp(cubes(n), (tensor, weight), vectors)[1] for n in (rms_norm, plain_rms_norm)
+    ]
+    for own, true in (*zip(*products, strict=True), *zip(third(rms_norm), third(plain_rms_norm), strict=True)):
+        torch.testing.assert_close(own, true)
 
 
 @pytest.mark.usefixtures("built")

@@ -124,6 +124,18 @@ def test_second_derivatives_are_those_of_pytorch():
         torch.testing.assert_close(*seconds)
 
 
+def test_a_weight_that_its_input_depends_on_has_its_gradient_once():
+    weight, tensor = torch.randn(16, requires_grad=True), torch.randn(4, 16, requires_grad=True)
+
+    def twice(norm):
+        once = norm(tensor, weight, 1e-5, 0.7, torch.float32)
+        again = norm(once.sin() + tensor, weight, 1e-5, 0.7, torch.float32)
+        return torch.autograd.grad((again**3).sum(), (tensor, weight), create_graph=True)
+
+    for own, true in zip(twice(layer.norm_with_derivatives), twice(plain_rms_norm), strict=True):
+        torch.testing.assert_close(own, true, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("width", [5, 64])
 def test_lambda_and_its_gradients(width):
     vectors = [(0.3 * torch.randn(width)).requires_grad_() for _ in range(4)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 from antiphase.lab.settings.presets import CompareSettings, Preset
@@ -118,9 +117,7 @@ def _judged(metric: Metric, entry: ComparedMetric, arm: str, baseline: str) -> s
         ratio = entry.hazard_ratios[arm]
         if ratio is None:
             return f"{seeds}: {Verdict('cannot tell', 'the seeds do not differ')}"
-        low, high = map(math.log, ratio.interval)
-        word = verdict((low, high), lower_is_better=False, detectable=math.log(ratio.detectable), paper=None)
-        return f"{ratio_words(ratio)}, {seeds}, MDE {ratio.detectable:.2f}: {word}"
+        return f"{ratio_words(ratio)}, {seeds}, MDE {ratio.detectable:.2f}: {ratio.word()}"
     difference = entry.differences[arm]
     if difference.mean is None or difference.interval is None or difference.detectable is None:
         return f"{seeds}: {Verdict('cannot tell', 'there is no interval')}"

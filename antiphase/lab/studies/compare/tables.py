@@ -198,12 +198,9 @@ def comparison(found: Comparison) -> Table | None:
             interval = [text(bound) for bound in difference.interval or []]
             learned = (entry.learned or {}).get(arm)
             values = summary.values
-            censored = any(value is None for value in values)  # never: later than all, and no part of a mean
-            median = statistics.median(math.inf if value is None else value for value in values) if censored else None
-            spread = [summary.median, None if learned or censored else summary.mean, summary.minimum, summary.maximum]
-            cells = [text(value) for value in spread]
-            if median is not None:
-                cells[0] = "none" if math.isinf(median) else text(median)
+            median = summary.median if entry.survival is None else entry.survival[arm].median
+            mean = None if learned or None in values else summary.mean
+            cells = [text(value) for value in (median, mean, summary.minimum, summary.maximum)]
             plus = "+" if (difference.mean or 0) > 0 else ""
             change = f"{plus}{text(difference.mean)}" if arm in entry.differences else None
             paired = f"[{interval[0]}, {interval[1]}]" if interval else None
@@ -226,8 +223,8 @@ def comparison(found: Comparison) -> Table | None:
         f"Differences are arm minus {found.baseline}, paired by seed; intervals are Student's over seeds, with the "
         "residuals of all arms pooled where John's test of sphericity does not object (p of 0.1 or more). MDE: the "
         "difference that is seen with a power of 80 %. Steps are compared by hazard ratios: above 1 an arm is sooner. "
-        "Where models either learned or did not, there is no mean and no interval: seeds that learned are counted. A "
-        "seed without a value is later than all in a median, none where that is half of them, and leaves no mean."
+        "Their median is the first by which half of the seeds had passed. Where models either learned or did not, "
+        "there is no mean and no interval: seeds that learned are counted. A seed without a value leaves no mean."
     )
     return table_of("Comparison in numbers", columns, rows, note)
 

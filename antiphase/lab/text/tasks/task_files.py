@@ -78,9 +78,9 @@ class TaskFileSettings:
     max_new_tokens: int = 16
     """Length limit of an open answer, which also ends at a line break."""
     needles: int | None = None
-    """Number of facts in a sequence; None means 4, or the number in the model's training."""
+    """Number of facts in a sequence; None means 4 with ``data``, else that of the training."""
     length: int | None = None
-    """Tokens in a sequence with needles (None: 512, or as in the model's training) or in a passage (None: 96)."""
+    """Tokens in a sequence with needles (None: 512 with ``data``, else as in training) or in a passage (None: 96)."""
     continuation: int = 16
     """Tokens in a continuation."""
     offered: int = 4

@@ -95,7 +95,8 @@ def needles(
         queries = run.data.queries
     else:
         needles, length, queries = settings.needles or NEEDLES, settings.length or LENGTH, 1
-        language = TextLanguage(tokenizer, _text_tokens(settings, folder, tokenizer))
+        has_small = run is not None and run.data.one_token_numbers
+        language = TextLanguage(tokenizer, _text_tokens(settings, folder, tokenizer), one_token_numbers=has_small)
     if longest is not None and length > longest:
         raise InputError(f"length ({length}) is more than the {longest} tokens that the model reads")
     words = {"data.needles": "needles", "data.sequence_length": "length", "--validation": "data"}

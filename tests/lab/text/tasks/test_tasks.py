@@ -15,7 +15,9 @@ from transformers import DynamicCache, LlamaConfig
 
 from antiphase.base.errors import InputError
 from antiphase.lab.scoring.task_scores import exact_match, f1, log_probabilities, probabilities, score_samples
+from antiphase.lab.settings.presets import load_preset
 from antiphase.lab.studies.calibrate.measuring import hash_of_sample
+from antiphase.lab.text.retrieval import needle_page
 from antiphase.lab.text.tasks.task_files import template_names
 from antiphase.lab.text.tasks.tasks import load_task
 from antiphase.lab.text.tokenization import END, PAGE_OPENING, train_tokenizer
@@ -493,6 +495,9 @@ def test_needles(tmp_path, tokenizer, tiny_model):
     assert score_of(task, lambda prompt: right[prompt][:-1], len(tokenizer)) == 0.0
     with pytest.raises(InputError, match="length \\(300\\) is more than the 200"):
         load_task(path, tokenizer, longest=200)
+    run = load_preset("demo", ["data.one_token_numbers=true"], data=[str(tmp_path / "book.txt")]).run
+    asked = load_task(path, train_tokenizer([text, *[needle_page()] * 6], 1500, digits=2), samples=6, run=run)
+    assert {len(sample.options[0]) for sample in asked.samples} == {1}
 
 
 @pytest.mark.slow

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field
 
 from antiphase.base.errors import InputError
 from antiphase.base.typed import OPTIONAL
-from antiphase.lab.lineage.names import check_seeds, device_flag, seeds_flag, settings_flag
+from antiphase.lab.lineage.names import (
+    check_seeds,
+    check_training,
+    device_flag,
+    seeds_flag,
+    settings_flag,
+    vocabulary_flag,
+)
 from antiphase.lab.lineage.results import ClassificationScore, Duplicates, Epoch, ShownOutput
 from antiphase.lab.measures.result import Result
 from antiphase.lab.settings.flags import flag
@@ -39,7 +46,7 @@ class ClassifySettings(ExecutorSettings):
     text_field: str | None = flag("Column with the text.", default=None)
     label_field: str | None = flag("Column with the label.", default=None)
     tokenizer: str = flag("Tokenizer: words, characters, bpe, unigram, a folder or a Hub name.", default="words")
-    vocabulary: int = flag("Maximum vocabulary size of a trained tokenizer.", default=30_000)
+    vocabulary: int | None = vocabulary_flag()
     least_count: int | None = flag(
         "Minimum count of a word in the vocabulary; default: 2, or 1 with --word-vectors.",
         name="--min-count",
@@ -54,6 +61,7 @@ class ClassifySettings(ExecutorSettings):
     def check(self) -> None:
         super().check()
         check_seeds(self.seeds)
+        check_training([self.tokenizer], {"--vocabulary": self.vocabulary})
         if self.least_count is not None and self.tokenizer != "words":
             raise InputError("--min-count counts words; remove it, or give --tokenizer words")
         if self.folds is not None and self.test:

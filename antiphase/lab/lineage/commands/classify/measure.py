@@ -46,6 +46,7 @@ from antiphase.lab.lineage.data.vocabularies import TOKENIZERS, content_of_own, 
 from antiphase.lab.lineage.finished_runs import RunGroup, check_lengths, load_or_run_each, make_elsewhere, save_run
 from antiphase.lab.lineage.models.word_vectors import set_word_vectors
 from antiphase.lab.lineage.named_models import alone
+from antiphase.lab.lineage.names import VOCABULARY
 from antiphase.lab.lineage.results import SHOWN, ClassificationScore, ShownOutput
 from antiphase.lab.lineage.scoring.classification import (
     class_probabilities,
@@ -291,7 +292,7 @@ class ClassifyRuns:
         return self.tokenizers[key]
 
     def _train_tokenizer(self, texts: list[str]) -> PreTrainedTokenizerBase:
-        kind, size = self.request.tokenizer, self.request.vocabulary
+        kind, size = self.request.tokenizer, self.request.vocabulary or VOCABULARY
         if kind not in TOKENIZERS:
             return load_tokenizer(kind, field="tokenizer")
         with naming({"data.vocabulary_size": "--vocabulary"}):

@@ -34,6 +34,8 @@ class PredictSettings(Settings):
         super().check()
         if not self.texts and not self.files:
             raise InputError("--text or --file is missing: give texts to read")
+        if self.text_field is not None and not self.files:
+            raise InputError("--text-field is for --file; remove it, or give --file")
 
 
 SETTINGS = PredictSettings

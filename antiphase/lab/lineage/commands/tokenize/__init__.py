@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from antiphase.base.errors import InputError
+from antiphase.lab.lineage.names import TRAINED_TOKENIZERS, check_training, vocabulary_flag
 from antiphase.lab.settings.flags import Settings, argument, flag
 
 
@@ -26,7 +27,7 @@ class TokenizeSettings(Settings):
         name="--tokenizer",
         default=(),
     )
-    vocabulary: int | None = flag("Maximum vocabulary size of a trained tokenizer.", default=None, least=3)
+    vocabulary: int | None = vocabulary_flag("")
 
     def check(self) -> None:
         super().check()
@@ -36,6 +37,10 @@ class TokenizeSettings(Settings):
             raise InputError("TEXT is not valid Unicode; write it in UTF-8")
         if len(set(self.tokenizers)) < len(self.tokenizers):
             raise InputError("--tokenizer must not name one twice")
+        given = {"--vocabulary": self.vocabulary, "--data": self.data}
+        check_training(self.tokenizers or TRAINED_TOKENIZERS, given)
+        if self.text_field is not None and not self.data:
+            raise InputError("--text-field is for --data; remove it, or give --data")
 
 
 SETTINGS = TokenizeSettings

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 
 from antiphase.base.errors import InputError
 from antiphase.base.typed import OPTIONAL
-from antiphase.lab.lineage.names import MOST_SAMPLES, TRANSLATORS, check_seeds, device_flag, seeds_flag, settings_flag
+from antiphase.lab.lineage.names import (
+    MOST_SAMPLES,
+    TRANSLATORS,
+    check_seeds,
+    check_training,
+    device_flag,
+    seeds_flag,
+    settings_flag,
+    vocabulary_flag,
+)
 from antiphase.lab.lineage.results import AlignmentAccuracy, Epoch, SentenceScore, ShownOutput
 from antiphase.lab.measures.result import Result
 from antiphase.lab.settings.flags import flag
@@ -43,7 +52,7 @@ class TranslateSettings(ExecutorSettings):
     tokenizer: str | None = flag(
         "Tokenizer: words, characters, bpe, unigram, a folder or a Hub name.", default=None, default_text="words"
     )
-    vocabulary: int = flag("Maximum vocabulary size of a trained tokenizer.", default=30_000)
+    vocabulary: int | None = vocabulary_flag()
     settings: Sequence[str] = settings_flag("epochs=12")
     device: str = device_flag()
 
@@ -55,6 +64,7 @@ class TranslateSettings(ExecutorSettings):
                 raise InputError(f"{name} is for generated pairs; remove it, or omit --train")
         if self.test and not self.train:
             raise InputError("--test needs --train: models trained on generated pairs are tested on generated pairs")
+        check_training([self.tokenizer or "words"] if self.train else [], {"--vocabulary": self.vocabulary})
         if self.tokenizer is not None and not self.train:
             raise InputError(
                 "--tokenizer needs --train: generated text is split into words, because their alignment is known"

@@ -39,6 +39,7 @@ from antiphase.lab.lineage.data.vocabularies import TOKENIZERS, content_of_own, 
 from antiphase.lab.lineage.finished_runs import RunGroup, check_lengths, load_or_run_each, make_elsewhere, save_run
 from antiphase.lab.lineage.models.sequence_to_sequence import SequenceToSequenceForConditionalGeneration
 from antiphase.lab.lineage.named_models import alone, chosen_models
+from antiphase.lab.lineage.names import VOCABULARY
 from antiphase.lab.lineage.results import SHOWN, AlignmentAccuracy, ShownOutput
 from antiphase.lab.lineage.scoring.translation import (
     alignment_accuracy,
@@ -255,16 +256,16 @@ class TranslateRuns:
         return self.tokenizers[parts.seed]
 
     def _train_tokenizer(self, pairs: Sequence[Pair]) -> PreTrainedTokenizerBase:
-        kind = self.request.tokenizer or "words"
+        kind, size = self.request.tokenizer or "words", self.request.vocabulary or VOCABULARY
         texts = [text for pair in pairs for text in (pair.source, pair.target)]
         with naming({"data.vocabulary_size": "--vocabulary"}):
             if not self.request.train:
                 words = [*lexicon(), *lexicon().values()]
                 tokenizer = train_words([" ".join(words)], len(words) + 2)
             elif kind == "words":
-                tokenizer = train_words(texts, self.request.vocabulary, least_count=2)
+                tokenizer = train_words(texts, size, least_count=2)
             elif kind in TOKENIZERS:
-                tokenizer = TOKENIZERS[kind](texts, self.request.vocabulary)
+                tokenizer = TOKENIZERS[kind](texts, size)
             else:
                 tokenizer = load_tokenizer(kind, field="tokenizer")
         special = {"bos_token": START, "eos_token": END, "pad_token": "<|pad|>"}
