@@ -255,6 +255,7 @@ def long_prompts(
         ids = torch.randint(vocabulary, (count, length), generator=torch.Generator().manual_seed(seed))
         for kind, prompts in (("own", own), ("shared", shared)):
             _check(chosen_by_loop(model, prompts), labels, f"{kind} prompts, {name}, {length} tokens")
+        _prefill(model, ids)  # as warm as the others, which were checked
         work: dict[str, Callable[[], object]] = {
             PREFILL: partial(_prefill, model, ids),
             OWN: partial(chosen_by_loop, model, own),

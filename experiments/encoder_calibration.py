@@ -188,11 +188,17 @@ def main() -> None:
 
 
 def known_sets(output: Path, config: dict[str, Any]) -> tuple[list[dict[str, Any]], float]:
-    """The results and seconds of an earlier call with these settings."""
+    """The results and seconds of an earlier call with these settings.
+
+    Raises:
+        InputError: the record is one of other settings.
+    """
     path = output / "minilm.json"
-    record = Record.load(path) if path.is_file() else None
-    if record is None or record.config != config:
+    if not path.is_file():
         return [], 0.0
+    record = Record.load(path)
+    if record.config != config:
+        raise InputError(f"--output {output}: {path.name} is of other settings; choose another folder")
     return list(record.values["sets"]), record.seconds or 0.0
 
 

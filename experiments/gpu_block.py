@@ -230,7 +230,8 @@ class Block:
         if self.left > 0:
             process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
             try:
-                process.wait(self.left)
+                if process.wait(self.left) == 2:  # what is there is of other settings
+                    raise InputError(f"{output} was refused; the command says why. Remove it, or choose another seed")
             except subprocess.TimeoutExpired:
                 process.terminate()
                 process.wait()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from antiphase.base.errors import InputError
-from antiphase.base.records import Record, finite
+from antiphase.base.records import Record, environment, finite
 
 SPARE = 20.0
 """Seconds that a stage keeps in reserve, for finishing its current work and for writing."""
@@ -63,20 +63,21 @@ class Kept:
     def __init__(self, stage: Stage) -> None:
         """
         Raises:
-            InputError: the record was begun with other sizes or on another device.
+            InputError: the record was begun with other sizes, on another device or with other code.
         """
         self.stage = stage
         self.about = finite(
-            {"stage": stage.name, "is_rehearsal": stage.is_rehearsal, "device": device_name(stage.device)}
-        )
+            {"stage": stage.name, "is_rehearsal": stage.is_rehearsal, "device": device_name(stage.device),
+             "revision": stage.revision or environment()["revision"]}
+        )  # fmt: skip
         self.pieces: dict[str, Any] = {}
         path = stage.record()
         if path.is_file():
             before = Record.load(path)
             if before.config.get("about") != self.about:
                 raise InputError(
-                    f"--records {stage.records}: {path.name} was begun in other sizes or on another device; move it "
-                    "away, or choose another folder"
+                    f"--records {stage.records}: {path.name} was begun in other sizes, on another device or with "
+                    "other code; move it away, or choose another folder"
                 )
             self.pieces = before.values["pieces"]
 

@@ -43,6 +43,7 @@ from antiphase.lab.text.prepare import prepare
 from antiphase.lab.text.workers import cores
 from antiphase.lab.training.device import choose_device
 from antiphase.lab.training.execution.local import LocalPool
+from antiphase.lab.training.run_folder import check_run_of
 from experiments import json_lines
 from experiments.json_lines import Line
 
@@ -180,6 +181,7 @@ def trained(settings: RunSettings, place: Path) -> Record:
     if not (place / "record.json").is_file():
         with suppress(DivergedError):  # its record says so
             train_run(settings, place, resume=place.exists())
+    check_run_of(place, settings)  # one with --set may have been trained here
     return Record.load(place)
 
 

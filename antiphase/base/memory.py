@@ -36,12 +36,21 @@ def restart_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
+def give_back_freed_memory() -> None:
+    """Let glibc give freed blocks of 64 KiB or more back at once, so that a peak is of what was in use together."""
+    _set_malloc(MMAP_THRESHOLD, 1 << 16)
+
+
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory for later tensors; other C libraries have no such switch.
 
     The system clears each page that it gives out, and a training step frees and takes the same sizes again: by a trial,
     5 to 10 % of its time. Blocks of more than ``LARGEST_KEPT`` go back to the system all the same.
     """
+    _set_malloc(TRIM_THRESHOLD, -1)
+    _set_malloc(MMAP_THRESHOLD, LARGEST_KEPT)
+
+
+def _set_malloc(parameter: int, value: int) -> None:
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
-        libc.mallopt(TRIM_THRESHOLD, -1)
-        libc.mallopt(MMAP_THRESHOLD, LARGEST_KEPT)
+        libc.mallopt(parameter, value)

@@ -283,6 +283,7 @@ def convert(
         _write_shards(conversion, checkpoint, folder, chosen, say)
         config.dtype = chosen or config.dtype
         config.architectures = [type(model).__name__]
+        config.__dict__.pop("auto_map", None)  # of a portable folder, whose code is not copied
         config.save_pretrained(folder)
         if portable:
             make_portable(folder)

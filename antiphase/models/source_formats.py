@@ -21,6 +21,7 @@ from antiphase.layers.attention import check_counts
 from antiphase.layers.differential import VECTORS
 from antiphase.layers.lambdas import lambda_init
 from antiphase.layers.mlp import ACTIVATIONS
+from antiphase.models.block_fields import ROTATED
 from antiphase.models.configuration import AntiphaseConfig
 from antiphase.models.recipes import (
     EMBEDDING,
@@ -64,6 +65,8 @@ class Architecture:
     """Fields here that follow from several of its configuration, or have another form there."""
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: NO_DROPOUT)
     """Its fields that nothing here expresses, with the values that can be converted."""
+    rotates_part: bool = False
+    """Its model in transformers heeds ``partial_rotary_factor``."""
     embeddings_scaled: bool = False
     """Embeddings are multiplied by √hidden_size, rounded to the dtype of the weights."""
     names: Mapping[str, str] = field(default_factory=dict)
@@ -120,6 +123,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         also=("hidden_act", "attention_bias", "use_parallel_residual"),
         renamed={"rms_norm_eps": "layer_norm_eps", "num_key_value_heads": None, "head_dim": None},
         implied={"norm_type": "layer_norm", "gated_mlp": False, "mlp_bias": True},
+        rotates_part=True,
         only={**NO_DROPOUT, "hidden_dropout": (0.0,), "head_dim": (None,)},
         names={
             "model.embed_tokens": "gpt_neox.embed_in", "model.layers": "gpt_neox.layers",
@@ -139,6 +143,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         also=("hidden_act",),
         renamed={"rms_norm_eps": "layer_norm_eps", "qkv_bias": "use_qkv_bias"},
         implied={"norm_type": "layer_norm"},
+        rotates_part=True,
         only={**NO_DROPOUT, "hidden_dropout": (0.0,), "qk_layernorm": (False,), "use_parallel_residual": (False,)},
     ),
     "starcoder2": Architecture(
@@ -204,6 +209,9 @@ def read_as_ours(config: PreTrainedConfig, *, dtype: torch.dtype | None = None) 
     counts = ("hidden_size", "num_attention_heads", "num_hidden_layers")
     check_counts({name: getattr(config, name) for name in counts}, counts)
     refuse_values(config, {"hidden_act": tuple(ACTIVATIONS), "is_causal": (True,), **kind.only})
+    share = (getattr(config, "rope_parameters", None) or {}).get(ROTATED, 1.0)
+    if share != 1 and kind.in_transformers and not kind.rotates_part:
+        raise InputError(f"{ROTATED} is {share}, but transformers rotates all of a {config.model_type}; set it to 1")
     fields: dict[str, Any] = dict(kind.implied)
     for name in dict.fromkeys([*SIZES, *kind.also, *kind.renamed]):
         theirs = kind.renamed.get(name, name)

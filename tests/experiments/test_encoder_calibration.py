@@ -106,7 +106,8 @@ def test_sets_of_an_earlier_call_are_kept_with_the_same_settings_alone(tmp_path)
     values = {"model": "m", "sets": [{"data": "trec"}]}
     Record(kind="encoder-calibration", values=values, config={"alpha": 5.0}, seconds=7.0).save(tmp_path, "minilm")
     assert benchmark.known_sets(tmp_path, {"alpha": 5.0}) == ([{"data": "trec"}], 7.0)
-    assert benchmark.known_sets(tmp_path, {"alpha": 4.0}) == ([], 0.0)
+    with pytest.raises(InputError, match=r"minilm\.json is of other settings"):
+        benchmark.known_sets(tmp_path, {"alpha": 4.0})
 
 
 def test_the_tables_of_the_page(monkeypatch, tmp_path):

@@ -50,10 +50,11 @@ def test_only_some_pieces_run(stages, stage):
     assert kept("forward, 9 tokens", lambda: pytest.fail("it is known")) == 1
 
 
-def test_pieces_of_other_sizes_are_refused(stages, stage):
+@pytest.mark.parametrize("change", [{"is_rehearsal": False}, {"revision": "another"}])
+def test_pieces_of_other_sizes_or_code_are_refused(stages, stage, change):
     stages.Kept(stage).add("one", 1)
-    with pytest.raises(InputError, match=r"model\.json was begun in other sizes or on another device; move it away"):
-        stages.Kept(replace(stage, is_rehearsal=False))
+    with pytest.raises(InputError, match=r"model\.json was begun in other sizes, .* or with other code; move it away"):
+        stages.Kept(replace(stage, **change))
 
 
 KILLED = """

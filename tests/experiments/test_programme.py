@@ -1,6 +1,7 @@
 """Tables of a study of the programme from planted runs: who is sooner, how much is lost, and what is left open."""
 
 import json
+from dataclasses import replace
 
 import numpy
 import pytest
@@ -181,6 +182,9 @@ def test_the_length_up_to_which_half_is_right_is_measured_of_the_trained_model(t
     sizes = ["data.sequence_length=32", "data.needles=2", "data.queries=2", "evaluation.lengths=[64]"]
     settings = load_preset("demo", ["training.steps=1", "training.warmup_steps=1", *sizes]).run
     programme_runs.trained(settings, tmp_path / "one")
+    other = replace(settings, training=replace(settings.training, steps=2))
+    with pytest.raises(programme_runs.InputError, match=r"other settings than its study's \(training\.steps\)"):
+        programme_runs.trained(other, tmp_path / "one")
     found = programme_runs.half_answered(tmp_path / "one", [16, 32, 64])
     assert found == {"sizes": [16, 32, 64], "value": None, "beyond": "below", "interval": [None, 16.0]}
     assert programme_runs.half_answered(tmp_path / "one", [16, 32, 64]) == found  # from its record

@@ -241,6 +241,9 @@ def test_an_exported_run_says_how_it_was_trained_and_what_it_reached(tmp_path, t
         card = (target / "README.md").read_text()
         assert f"40 steps of 6 × 40 tokens, 9,600 in all, on {words}" in card
         assert "elsewhere" not in card
+    convert(str(target), tmp_path / "again")
+    assert "auto_map" in json.loads((target / "config.json").read_text())
+    assert "auto_map" not in json.loads((tmp_path / "again" / "config.json").read_text())  # its code is not there
     for name, content in (
         ("diverged", replace(record, values=values | {"diverged": {"step": 3}}).text()), ("foreign", '{"mine": 1}'),
     ):  # fmt: skip

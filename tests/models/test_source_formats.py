@@ -348,6 +348,7 @@ def test_harmed_checkpoints_are_refused_by_the_tensors_name(tmp_path, refused, n
     (gpt_neox(attention_dropout=0.1), {}, "attention_dropout=0.1"),
     (gpt_neox(hidden_dropout=0.1), {}, r"hidden_dropout=0.1 .* only 0\.0 can be converted"),
     (exaone4(sliding_window=8), {}, "sliding_window=8 .* only None can be converted"),
+    (qwen2(rope_parameters={**ROPE, "partial_rotary_factor": 0.5}), {}, "partial_rotary_factor is 0.5, but .* a qwen2"),
     (gpt_neox(16), {}, "head_dim must be even for rotary positions, got 3"),
     (hf.Gemma2Config(), {}, "model of type 'gemma2'; antiphase, llama, .*gemma, gpt_neox, .* can be converted"),
     (hf.Gemma3TextConfig(), {}, "model of type 'gemma3_text'"),

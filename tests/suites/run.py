@@ -108,6 +108,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="Folder for the record.")
     parser.add_argument("--name", default="transformers-suites", help="Name of the record.")
     chosen = parser.parse_args()
+    if chosen.output is not None and set(chosen.kinds) != set(KINDS):
+        parser.error("--output takes the results of all kinds, or the record would lose the others")
     source.fetch()
     started = time.perf_counter()
     results = run(chosen.kinds, chosen.processes)

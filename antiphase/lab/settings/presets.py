@@ -159,6 +159,18 @@ def _named_arm(arm: str, own: Mapping[str, Any], model: ModelSettings) -> dict[s
     return {f"model.{field}": value for field, value in ARMS[arm](model).items()}
 
 
+def for_sizes(compare: CompareSettings, before: ModelSettings, model: ModelSettings) -> CompareSettings:
+    """The comparison with its named arms made anew for a model of other sizes than those ``before``."""
+    if model == before:
+        return compare
+    arms = {}
+    for arm, own in compare.arms.items():
+        named = _named_arm(arm, {}, before)
+        is_made = named.items() <= own.items()  # from its name: nobody said what its model is
+        arms[arm] = {**own, **_named_arm(arm, {}, model)} if is_made else own
+    return dataclasses.replace(compare, arms=arms)
+
+
 def _check_new_arms(tree: dict[str, Any], known: Sequence[str]) -> None:
     """Check that arms which overrides have added say what they are, so that a misspelt name makes no new arm.
 

@@ -82,7 +82,14 @@ FLASH_TWO_CALLS = by_backend(
 FLASH_V2 = by_backend(ONE_CALL_V2, "one flash call for V2", SDPBackend.FLASH_ATTENTION)
 FLEX = Scheme("FlexAttention", flex, forward=6, backward=14)
 BY_BLOCKS = replace(BLOCKWISE, run=partial(ours, impl="blockwise"))
-BY_BLOCKS_V2 = replace(BY_BLOCKS, name="V2 blockwise", run=partial(ours, halves=1, impl="blockwise"), shares_keys=True)
+BY_BLOCKS_V2 = replace(
+    BY_BLOCKS,
+    name="V2 blockwise",
+    run=partial(ours, halves=1, impl="blockwise"),
+    shares_keys=True,
+    forward=3,
+    backward=8,
+)
 BY_PRODUCTS = replace(BY_BLOCKS, name="V1 by products", run=by_products)
 BY_PRODUCTS_V2 = replace(BY_BLOCKS_V2, name="V2 by products", run=by_products)
 FUSED = Scheme("V1", partial(ours, impl="triton"), forward=6, backward=14)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from antiphase.base.memory import peak_memory, restart_peak
+from antiphase.base.memory import give_back_freed_memory, peak_memory, restart_peak
 from antiphase.lab.speed.schemes import Case, Scheme, work
 
 WARM_UP_LENGTH = 256
@@ -58,6 +58,7 @@ def peak_of(make: Callable[..., Callable[[], object]], *arguments: Any, what: st
 
 def _measure(sender: Any, threads: int, make: Callable[..., Callable[[], object]], *arguments: Any) -> None:
     torch.set_num_threads(threads)
+    give_back_freed_memory()  # or the call would use again, uncounted, what making it has freed
     make(WARM_UP_LENGTH, *arguments)()
     run = make(NO_LIMIT, *arguments)
     restart_peak()

@@ -69,7 +69,7 @@ class Scheme:
     """Dtype of its cache; None means the case's."""
 
     def flops(self, case: Case) -> int:
-        """Floating-point operations by formula, without recomputation and beyond-diagonal work."""
+        """Operations by formula: with the scores that backward recomputes, without work beyond the diagonal."""
         unit = self.forward + (self.backward if case.task == "forward + backward" else 0)
         return 2 * unit * case.width * case.pairs
 

@@ -21,7 +21,7 @@ from antiphase.base.records import DEQUANTIZED, Record, finite, write_atomically
 from antiphase.base.typed import build, dotted
 from antiphase.lab.scoring.needles import tasks_of
 from antiphase.lab.settings.naming import naming
-from antiphase.lab.settings.presets import CompareSettings, Preset, RunSettings, arm_run
+from antiphase.lab.settings.presets import CompareSettings, Preset, RunSettings, arm_run, for_sizes
 from antiphase.lab.studies.jobs import Job, Report, run_jobs
 from antiphase.lab.studies.runs import RunResult, run_of
 from antiphase.lab.studies.started import check_unseen
@@ -73,10 +73,11 @@ class Grid:
         found: dict[str, Job] = {}  # variants may share runs
         for variant in self.variants:
             varied = variant.before(run)
+            sized = for_sizes(compare, run.model, varied.model)
             for seed in compare.seeds:
                 for arm in compare.arms:
                     name = self.name(variant, arm, seed)
-                    found[name] = Job(name, arm, seed, variant.after(arm_run(varied, compare, arm, seed=seed)))
+                    found[name] = Job(name, arm, seed, variant.after(arm_run(varied, sized, arm, seed=seed)))
         return list(found.values())
 
     @property
@@ -191,7 +192,7 @@ class Grid:
                 f"compare.threshold ({threshold:g}) is what guessing reaches ({guess:g}), so passing it shows nothing; "
                 f"raise it, for example to {(1 + guess) / 2:g}"
             )
-        for job in self.jobs[: len(self.preset.compare.arms)]:
+        for job in (job for job in self.jobs if job.seed == self.preset.compare.seeds[0]):
             check_settings(job.settings, data.tokenizer, begins=not checkpoints(self.output / job.name))
         grid = {"needles": "data.needles", "queries": "data.queries", "lengths": "data.sequence_length"}
         evaluation = self.preset.run.evaluation

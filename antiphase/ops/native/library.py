@@ -297,7 +297,7 @@ def run_loop(loop: str, dtype: torch.dtype, rounds: int, threads: int) -> int:
         METER_PROBLEM.pack(operations.data_ptr(), rounds, LOOPS.index(loop), DTYPES[dtype], threads, parallel)
     )
     assert status == 0, "the library has every loop in every dtype"
-    return threads * int(operations)
+    return int(operations)
 
 
 def check_vectors(vectors: Sequence[Tensor], width: int) -> None:

@@ -283,6 +283,8 @@ def test_what_is_not_counted_is_refused(refused):
     refused("16 processes do not divide 24 heads", "estimate --gpus 16 --set training.mesh.context=16")
     refused("training.precision=float64 is not counted", "estimate --set training.precision=float64")
     refused("training.trained=lambda is not counted", "estimate --set training.trained=lambda")
+    refused("model.attention_type=cog is not counted", "estimate --set compare.arms=[S,C]")
+    refused("model.output_gate=True is not counted", "estimate --set compare.arms=[S,G]")
 
 
 def test_a_fleet_that_is_too_small_or_too_large_is_refused(refused):

@@ -73,6 +73,20 @@ def test_unset_fields_keep_the_models_own_values(trained):
     assert run.model.rope_theta == raised_base(theta=10000.0, width=4, ratio=3.0) == 90_000.0
 
 
+@pytest.mark.slow
+def test_stages_of_length_end_and_shares_of_long_documents_stay_as_trained(tmp_path, tiny_preset, book, generated_text):
+    changes = ["data.sequence_length=210", "data.lengths=[105, 210]", "data.long_share=0.5", "data.needles=2",
+               "data.queries=1", "training.steps=1", "data.needle_share=0.5"]  # fmt: skip
+    other = tmp_path / "held-out.txt"
+    other.write_text(generated_text[:9000], encoding="utf-8")
+    given, model = {"data": [book], "validation": [str(other)]}, str(tmp_path / "trained")
+    train_run(load_preset(str(tiny_preset), changes, **given).run, tmp_path / "trained", resume=False)
+    run = extension(model, length=420, overrides=["training.batch_size=8"])
+    assert (list(run.data.lengths), run.data.long_share) == ([], 0.5)
+    less = extension(model, length=420, long_share=0.25, overrides=["training.batch_size=8"])
+    assert less.data.long_share == 0.25
+
+
 def test_the_raised_base_turns_the_slowest_channel_as_far_in_the_whole_context():
     width, ratio, theta = 64, 16.0, 10_000.0
     slowest = theta ** -((width - 2) / width)

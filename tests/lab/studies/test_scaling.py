@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import chain
 
 import pytest
 
@@ -10,10 +11,16 @@ from antiphase.base.errors import InputError
 from antiphase.base.records import Record
 from antiphase.lab.pages import figures, summary
 from antiphase.lab.settings.presets import TrainingSettings, load_preset
-from antiphase.lab.studies.scaling import ScaledRun, Scaling
+from antiphase.lab.studies.grid import Grid
+from antiphase.lab.studies.reproduce import ReproduceSettings, parts
+from antiphase.lab.studies.reproduce.scales import SCALES
+from antiphase.lab.studies.scaling import ScaledRun, Scaling, measure
+from antiphase.lab.studies.scaling.laws import ends_on_a_bound, seed_laws
 from antiphase.lab.studies.scaling.measure import _law, ladder_of, resized, scaling, shortened
 from antiphase.lab.studies.scaling.presentation import loss_laws, losses
+from antiphase.lab.training.execution.local import LOCAL
 from antiphase.lab.training.optimizer import learning_rate
+from antiphase.lab.training.run_model import sized_config
 from support.records import values as values_of
 
 
@@ -36,6 +43,47 @@ def test_shared_keys_stay_shared(tiny_preset):
     assert resized(run, 32).model.num_key_value_heads == 4
     with pytest.raises(InputError, match="--widths 24: its 6 heads cannot share keys 2 by 2"):
         resized(run, 24)
+
+
+def test_named_arms_are_made_anew_at_every_width(tiny_preset, tmp_path):
+    preset = load_preset(
+        str(tiny_preset), ["compare.arms=[S, SW, V1+, G]", "compare.arms.SW.training.learning_rate=5e-3"]
+    )
+    variants = measure._ladders(preset.run, [8, 32], [])["size"]
+    jobs = {job.name: job.settings for job in Grid(preset, tmp_path, variants).jobs if job.seed == 0}
+    for width, heads in ((8, 2), (32, 8)):
+        models = {arm: jobs[f"{arm}-width{width}-steps20-seed0"].model for arm in preset.compare.arms}
+        assert (models["SW"].num_attention_heads, models["SW"].head_dim) == (heads // 2, 8)
+        assert models["V1+"].num_key_value_heads == models["V1+"].num_attention_heads == heads
+        assert models["G"].intermediate_size < models["S"].intermediate_size
+    assert jobs["SW-width32-steps20-seed0"].training.learning_rate == 5e-3
+
+
+@pytest.mark.parametrize("scale", ["tiny", "small", "medium"])
+def test_ladders_of_a_reproduction_can_be_trained(scale, tmp_path, monkeypatch):
+    """Each of their models is one; the arms are those that are judged."""
+    book = tmp_path / "book.txt"
+    book.write_text("A text.")
+    preset, made = load_preset(SCALES[scale].preset, data=[str(book)]), {}
+    monkeypatch.setattr(parts, "scaling", lambda preset, folder, **ladders: made.update(ladders, preset=preset))
+    settings = ReproduceSettings(scale=scale, data=[str(book)])
+    made_of = parts.PaperParts(settings, preset, tmp_path, print, lambda *_: None, LOCAL)
+    made_of.folders["scaling"] = []
+    made_of._study("scaling")
+    variants = [*chain(*measure._ladders(made["preset"].run, made["widths"], made["steps"]).values())]
+    jobs = Grid(made["preset"], tmp_path, variants).jobs
+    assert {job.arm for job in jobs} == {"softmax", "differential"}
+    for job in jobs:
+        assert sized_config(job.settings, vocab_size=300).hidden_size == job.settings.model.hidden_size
+
+
+def test_a_width_that_an_arm_cannot_have_is_refused_before_anything_is_written(tiny_preset, tmp_path):
+    preset = load_preset(
+        str(tiny_preset), ["compare.arms.own={model.attention_type: softmax, model.num_key_value_heads: 4}"]
+    )
+    with pytest.raises(InputError, match=r"num_key_value_heads \(4\)"):
+        scaling(preset, tmp_path / "new", widths=[16, 8], steps=[])
+    assert not (tmp_path / "new").exists()
 
 
 def test_bad_ladders_are_named(tiny_preset, tmp_path):
@@ -133,3 +181,6 @@ def test_a_floor_at_its_bound_has_no_interval():
     bent = {x: [2 + 0.05 * seed + 10 * x**-0.2 for seed in range(3)] for x in (1e5, 3e5, 1e6, 3e6)}
     low, high = _law(bent).intervals["floor"]
     assert low < 2.05 < high
+    steep = {1e5: [3.0, 3.01, 3.02], 3e5: [2.6, 2.61, 2.62], 1e6: [2.55, 2.56, 2.57], 3e6: [2.548, 2.558, 2.568]}
+    assert all(ends_on_a_bound(law, steep.values()) and law.floor > 2 for law in seed_laws(steep))
+    assert _law(steep).intervals == {"floor": None, "exponent": None}

@@ -2,7 +2,8 @@
 
 import pytest
 
-from antiphase.lab.studies.tune import Rate, TuneSettings
+from antiphase.base.records import Record
+from antiphase.lab.studies.tune import Rate, TuneSettings, presentation
 from antiphase.lab.studies.tune.measure import BEFORE, best_rate, gradient_spikes, plan
 
 CALM = [1.0, 1.2, 0.9] * 7
@@ -33,6 +34,19 @@ def test_the_primary_measure_chooses_the_rate(on_text, best):
                                                (8e-3, 0.5, 1.0, 1))
     ]  # fmt: skip
     assert best_rate("a", rates, on_text=on_text) == best
+
+
+def test_a_best_rate_at_the_edge_of_its_grid_is_named():
+    rows = [
+        {"arm": arm, "learning_rate": rate, "seeds": 1, "accuracy": 0.5, "accuracy_range": None, "loss": loss,
+         "loss_range": None, "passed": 0, "spikes": 0, "diverged": 0}
+        for arm, losses in (("a", {1e-3: 2, 2e-3: 1, 4e-3: 3}), ("b", {1e-3: 3, 2e-3: 2, 4e-3: 1}))
+        for rate, loss in losses.items()
+    ]  # fmt: skip
+    record = Record(kind="tune", values={"runs": [], "rates": rows, "chosen": {"a": 2e-3, "b": 4e-3}})
+    note = presentation.rates(record).note
+    assert "The best of b is at the edge of its rates" in note
+    assert "The best of a " not in note
 
 
 @pytest.mark.parametrize(("validation", "said"), [([], False), (["other.txt"], True)])

@@ -63,6 +63,23 @@ def loops(request, compiler, tmp_path_factory):
 
 
 @pytest.mark.slow
+def test_all_64_bytes_of_the_shapes_of_tiles_are_written_before_they_are_read(tmp_path):
+    """No emulation reads them; GCC's intrinsic declares only the first 8, and the others were left out."""
+    if "amx" not in build.kernels_of_machine() or shutil.which("g++") is None:
+        pytest.skip("these are kernels for x86-64, read from what GCC makes of them")
+    source, found = tmp_path / "meter.cpp", tmp_path / "meter.s"
+    source.write_text(
+        '#include "meter.h"\n'
+        'extern "C" int run(const antiphase_meter_problem *call) { return Meter<BFloat16>(*call).run(); }\n'
+    )
+    command = ["g++", *build.FLAGS, *build.kernels_of_machine()["amx"], "-DANTIPHASE_KIND=amx", f"-I{build.SOURCE}"]
+    subprocess.run([*command, "-S", str(source), "-o", str(found)], check=True)
+    (place,) = {int(start) for start in re.findall(r"ldtilecfg\s+(\d+)\(%rsp\)", found.read_text())}
+    written = {int(to) for to in re.findall(r"mov\w*\s+\S+, (\d+)\(%rsp\)", found.read_text())}
+    assert {place, place + 16, place + 48} <= written  # the palette, bytes of the columns, rows
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_product_is_multiplied_and_broadcast_from_memory(loops, name):
     loop = loops[name]

@@ -227,6 +227,9 @@ def _check_counted(run: RunSettings) -> None:
         raise InputError("training.precision=float64 is not counted; give float32 or bfloat16")
     if run.training.trained != "all":
         raise InputError(f"training.trained={run.training.trained} is not counted, only the training of all; remove it")
+    for field, uncounted in (("attention_type", ("cog", "exclusive", "softpick")), ("output_gate", (True,))):
+        if (value := getattr(run.model, field)) in uncounted:
+            raise InputError(f"model.{field}={value} is not counted, nor are arms that set it; remove it")
 
 
 def _shape(parameter: Tensor, *, is_rounded: bool = False) -> Shape:

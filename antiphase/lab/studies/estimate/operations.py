@@ -13,7 +13,7 @@ def forward_flops(model: AntiphaseForCausalLM, length: int, *, causal: bool = Tr
 
     A product of a query with a key of width d, and of a weight with a value, takes 2 d each; a token sees (N + 1) / 2
     keys on average. Maps are subtracted before they meet the values, as ``antiphase.ops`` does it; where heads share
-    second maps, each of those meets the values once more.
+    second maps, each of those meets the values once more. Sliding windows are not counted: every layer sees all.
     """
     config = model.config
     weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))

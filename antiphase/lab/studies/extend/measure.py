@@ -76,7 +76,7 @@ def extension(
         "model.max_position_embeddings": length,
         "model.rope_theta": raised_base(**own) if rope_theta is None else rope_theta,
         "data.sequence_length": length,
-        "data.long_share": long_share,
+        "data.lengths": [],
         "evaluation.lengths": [],
         "training.start_from": model,
         "training.steps": max(1, trained.training.steps // SHARE_OF_STEPS),
@@ -86,6 +86,8 @@ def extension(
         "training.micro_batch_size": None,
         "model.dex_steps": 0,  # the trained function is that at the end of annealing
     }
+    if long_share is not None:
+        changes["data.long_share"] = long_share
     if trained.data.source == "text":
         changes["data.tokenizer"] = model
     given = [*(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in changes.items()), *overrides]

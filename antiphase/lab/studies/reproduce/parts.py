@@ -166,7 +166,9 @@ class PaperParts:
         one = self._one_seed()
         if part == "scaling":
             widths, steps = list(self.scale.widths), self.scale.budgets
-            return scaling(one, folder, widths=widths, steps=steps, **shared)
+            judged = {arm: one.compare.arms[arm] for arm in (BASELINE, ARM)}
+            two = replace(one, compare=replace(one.compare, arms=judged, also={}))
+            return scaling(two, folder, widths=widths, steps=steps, **shared)
         chosen, left_out = ablation_preset(one, self.scale.ablations)
         return ablations(chosen, folder, left_out=left_out, **shared)
 

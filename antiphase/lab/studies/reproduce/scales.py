@@ -86,7 +86,7 @@ def estimate(name: str, parts: Sequence[str], preset: Preset, cores: int) -> Ann
     if "scaling" in parts:
         ladder = {(width, scale.ladder_steps) for width in scale.widths}
         ladder |= {(preset.run.model.hidden_size, steps) for steps in scale.budgets}
-        short += [steps for _, steps in ladder] * arms
+        short += [steps for _, steps in ladder] * 2  # the arms that are judged
     if "ablations" in parts:
         short += [scale.ladder_steps] * len(scale.ablations)
     tokens = (runs * training.steps + sum(short)) * training.batch_size * preset.run.data.sequence_length

@@ -199,12 +199,15 @@ ZERO = 1e-3
 def _law(losses: Losses) -> FittedLaw:
     """Through all seeds, with the spread of the laws of single seeds.
 
-    A floor that a seed's law has at its bound, 0, says nothing of its spread, nor of that of an exponent beside it.
+    A floor or exponent that a seed's law has at a bound says nothing of its spread, nor of that of the other.
     """
     pairs = [(x, loss) for x, of_seeds in losses.items() for loss in of_seeds]
-    single = [asdict(law) for law in seed_laws(losses)]
-    at_zero = any(law["floor"] < ZERO * min(map(min, losses.values())) for law in single)
-    ends = {name: None if at_zero else mean_interval([law[name] for law in single]) for name in ("floor", "exponent")}
+    single, lowest = seed_laws(losses), min(map(min, losses.values()))
+    at_bound = any(law.floor < ZERO * lowest or ends_on_a_bound(law, losses.values()) for law in single)
+    ends = {
+        name: None if at_bound else mean_interval([getattr(law, name) for law in single])
+        for name in ("floor", "exponent")
+    }
     fitted = fit_law([x for x, _ in pairs], [loss for _, loss in pairs])
     return FittedLaw(**asdict(fitted), intervals={name: end and list(end) for name, end in ends.items()})
 

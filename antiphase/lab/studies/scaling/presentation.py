@@ -48,8 +48,8 @@ def laws(found: Scaling) -> Table | None:
             rows.append([ladder.axis, arm, f"{law.floor:.3f}", shown[0], f"{law.exponent:.3f}", shown[1]])
     columns = [Column("Over"), Column("Arm"), Column("Floor"), Column("95 %"), Column("Exponent"), Column("95 %")]
     note = (
-        "Loss = floor + scale · x^(-exponent), through all seeds; 95 % over the laws of single seeds, none where a "
-        "floor of these is 0, the least that it may be."
+        "Loss = floor + scale · x^(-exponent), through all seeds; 95 % over the laws of single seeds, none where one "
+        "of these ends on a bound, such as a floor of 0."
     )
     for ladder in found.ladders:
         if ladder.why_no_equal_loss:

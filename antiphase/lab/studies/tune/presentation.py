@@ -52,6 +52,10 @@ def rates(record: Record) -> Table | None:
         "learned and others did not, how many did, and from which to which loss. Passed: runs whose accuracy crossed "
         "the threshold. Gradient spikes: logged norms above five times the median of the ten before, over all runs."
     )
+    for arm, chosen in found.chosen.items():
+        own = [row.learning_rate for row in found.rates if row.arm == arm]
+        if chosen in (min(own), max(own)):
+            note += f" The best of {arm} is at the edge of its rates; others beyond it may be better."
     return Table(title="Learning rates", columns=columns, rows=cells, note=note)
 
 

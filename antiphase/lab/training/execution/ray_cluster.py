@@ -142,6 +142,8 @@ class RayProcess:
             code = -signal.SIGTERM
         except ray.exceptions.RayTaskError as error:
             self.code = 1  # it has ended, so that stopping the others does not raise this again
+            if self.is_asked_to_stop:  # another's error is on its way
+                return
             raise BrokenRunError(
                 f"the run {self.command.name} could not be started on its node: {error.cause}"
             ) from None

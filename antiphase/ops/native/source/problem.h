@@ -68,7 +68,7 @@ typedef struct {
 // keys, or the exponentials.
 enum { ANTIPHASE_LOOP_SCORES = 0, ANTIPHASE_LOOP_VALUES = 1, ANTIPHASE_LOOP_KEYS = 2, ANTIPHASE_LOOP_EXPONENTIALS = 3 };
 typedef struct {
-  int64_t *operations;  // of each thread: additions and multiplications, or exponentials
+  int64_t *operations;  // of all threads: additions and multiplications, or exponentials
   int64_t rounds;
   int32_t loop, dtype, threads;
   void (*parallel)(void (*function)(void *), void *data, unsigned threads, unsigned flags);  // as above

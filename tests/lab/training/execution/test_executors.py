@@ -208,3 +208,6 @@ def test_a_ray_process_that_could_not_start_has_ended(monkeypatch):
     with pytest.raises(RuntimeError, match="the run run could not be started on its node: no permission"):
         process.poll()
     assert process.poll() == 1
+    another = RayProcess(SimpleNamespace(name="other"), pool=None)
+    another.is_asked_to_stop = True  # the first one's error is on its way
+    assert another.poll() == 1
