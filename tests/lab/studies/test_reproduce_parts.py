@@ -251,7 +251,7 @@ def test_the_budget_is_reported_before_anything_starts(tmp_path, request_of, mon
     monkeypatch.setattr(module, "reproduce", start)
     options = ["--data", request_of.data[0], "--output", str(tmp_path / "out")]
     for scale, runs, words in (
-        ("tiny", "10 runs and 26 short ones", "minutes here"), ("small", "20 runs and 40", "small is for a large GPU")
+        ("tiny", "10 runs and 26 short ones", "minutes here"), ("small", "20 runs and 26", "small is for a large GPU")
     ):  # fmt: skip
         found = CliRunner().invoke(app, ["reproduce", "--scale", scale, *options])
         assert runs in found.output
