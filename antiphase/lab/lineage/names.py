@@ -54,7 +54,7 @@ def check_training(tokenizers: Sequence[str], given: Mapping[str, object]) -> No
     """
     for name, value in given.items():
         if value and not set(tokenizers) & {*TRAINED_TOKENIZERS}:
-            raise InputError(f"{name} is for a tokenizer that is trained; remove it, or give --tokenizer bpe")
+            raise InputError(f"{name} is for a tokenizer that is trained here, such as bpe; remove it")
 
 
 def device_flag() -> str:

@@ -165,8 +165,10 @@ def for_sizes(compare: CompareSettings, before: ModelSettings, model: ModelSetti
         return compare
     arms = {}
     for arm, own in compare.arms.items():
-        named = _named_arm(arm, {}, before)
-        is_made = named.items() <= own.items()  # from its name: nobody said what its model is
+        try:
+            is_made = _named_arm(arm, {}, before).items() <= own.items()  # from its name: nobody said what its model is
+        except InputError:  # such a model cannot have the arm of this name
+            is_made = False
         arms[arm] = {**own, **_named_arm(arm, {}, model)} if is_made else own
     return dataclasses.replace(compare, arms=arms)
 

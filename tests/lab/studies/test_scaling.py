@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from itertools import chain
 
 import pytest
@@ -10,7 +11,7 @@ from antiphase import cli
 from antiphase.base.errors import InputError
 from antiphase.base.records import Record
 from antiphase.lab.pages import figures, summary
-from antiphase.lab.settings.presets import TrainingSettings, load_preset
+from antiphase.lab.settings.presets import TrainingSettings, for_sizes, load_preset
 from antiphase.lab.studies.grid import Grid
 from antiphase.lab.studies.reproduce import ReproduceSettings, parts
 from antiphase.lab.studies.reproduce.scales import SCALES
@@ -57,6 +58,10 @@ def test_named_arms_are_made_anew_at_every_width(tiny_preset, tmp_path):
         assert models["V1+"].num_key_value_heads == models["V1+"].num_attention_heads == heads
         assert models["G"].intermediate_size < models["S"].intermediate_size
     assert jobs["SW-width32-steps20-seed0"].training.learning_rate == 5e-3
+    one_key = ["model.num_key_value_heads=1", "compare.arms.SW={model.attention_type: softmax}"]
+    other = load_preset(str(tiny_preset), one_key)
+    wider = replace(other.run.model, hidden_size=32)
+    assert for_sizes(other.compare, other.run.model, wider) == other.compare  # no such model has the arm of this name
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small", "medium"])

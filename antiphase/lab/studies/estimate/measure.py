@@ -229,7 +229,7 @@ def _check_counted(run: RunSettings) -> None:
         raise InputError(f"training.trained={run.training.trained} is not counted, only the training of all; remove it")
     for field, uncounted in (("attention_type", ("cog", "exclusive", "softpick")), ("output_gate", (True,))):
         if (value := getattr(run.model, field)) in uncounted:
-            raise InputError(f"model.{field}={value} is not counted, nor are arms that set it; remove it")
+            raise InputError(f"model.{field}={value} is not counted; remove it, or the arm that sets it")
 
 
 def _shape(parameter: Tensor, *, is_rounded: bool = False) -> Shape:

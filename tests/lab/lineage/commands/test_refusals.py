@@ -25,7 +25,7 @@ LONG = "translate --train long.tsv --output r --models transformer --set max_pos
     ("classify --train four.txt --folds 9 --output r", "--folds 9 is more than the 4 rows"),
     (f"{TRAIN} --tokenizer ./t --vocabulary 9", "--vocabulary is for a tokenizer that is trained"),
     (f"{PAIRS} --tokenizer ./t --vocabulary 9", "--vocabulary is for a tokenizer that is trained"),
-    ("translate --output r --vocabulary 9", "--vocabulary is for a tokenizer that is trained"),
+    ("translate --output r --vocabulary 9", "--vocabulary needs --train"),
     ("tokenize a --tokenizer ./t --vocabulary 9", "--vocabulary is for a tokenizer that is trained"),
     ("tokenize a --tokenizer ./t --data train.txt", "--data is for a tokenizer that is trained"),
     ("tokenize a --text-field b", "--text-field is for --data"),

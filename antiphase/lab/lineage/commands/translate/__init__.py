@@ -64,11 +64,12 @@ class TranslateSettings(ExecutorSettings):
                 raise InputError(f"{name} is for generated pairs; remove it, or omit --train")
         if self.test and not self.train:
             raise InputError("--test needs --train: models trained on generated pairs are tested on generated pairs")
-        check_training([self.tokenizer or "words"] if self.train else [], {"--vocabulary": self.vocabulary})
-        if self.tokenizer is not None and not self.train:
-            raise InputError(
-                "--tokenizer needs --train: generated text is split into words, because their alignment is known"
-            )
+        for name, given in (("--tokenizer", self.tokenizer), ("--vocabulary", self.vocabulary)):
+            if given is not None and not self.train:
+                raise InputError(
+                    f"{name} needs --train: generated text is split into words, because their alignment is known"
+                )
+        check_training([self.tokenizer or "words"], {"--vocabulary": self.vocabulary})
 
 
 SETTINGS = TranslateSettings
