@@ -161,6 +161,20 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True, help="Folder for minilm.json.")
     parser.add_argument("--page", type=Path, help="Folder for a page with every attention map of a text.")
     chosen = parser.parse_args()
+    try:
+        measure_sets(chosen)
+    except InputError as error:
+        parser.error(str(error))
+
+
+def measure_sets(chosen: argparse.Namespace) -> None:
+    """
+    Raises:
+        InputError: the model is missing, a set cannot be used, or the output folder has other contents.
+    """
+    names = [Path(path).stem if Path(path).stem != "train" else Path(path).parent.name for path in chosen.data]
+    if len(set(names)) < len(names):
+        raise InputError(f"--data names two sets alike: {', '.join(names)}; give their files different names")
     folder = str(model_folder())
     if chosen.page is not None and not (chosen.page / "look/report.html").is_file():
         chosen.page.mkdir(parents=True, exist_ok=True)
@@ -171,8 +185,7 @@ def main() -> None:
     model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
     config = {"package": PACKAGE, "alpha": ALPHA, "beta": BETA, "parts": chosen.parts}
     sets, seconds = known_sets(chosen.output, config)
-    for path in chosen.data:
-        name = Path(path).stem if Path(path).stem != "train" else Path(path).parent.name
+    for path, name in zip(chosen.data, names, strict=True):
         if name in [found["data"] for found in sets]:
             CONSOLE.print(f"{name}: already done")
             continue

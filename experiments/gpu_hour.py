@@ -10,7 +10,7 @@ machine, with the repository; ``OUT`` is the folder that is copied back:
     python -m experiments.gpu_hour profile --records OUT --minutes 1
 
 Records of earlier calls are copied into OUT before a stage begins. Exit code 1 means that something failed or was
-skipped; the record names it. docs/performance.md has the complete commands. ``gpu_block.py`` trains models.
+skipped; the record names it. ``gpu_block.py`` trains models.
 """
 
 from __future__ import annotations

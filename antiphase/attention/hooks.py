@@ -287,6 +287,8 @@ class _Passes:
         self.state, self.once, self.anything = state, once, anything
         self.name = f"{type(model).__name__} (type {model.config.model_type})"
         self.expected, self.check = frozenset(expected), check
+        self.shared = dict(enumerate(getattr(model.config, "hybrid_layer_ids", ())))
+        """Numbers of Zamba2's layers with attention, by call: they share modules, which have no number."""
         self.number = next(_NUMBERS)
         self.signatures = {module: inspect.signature(module.forward) for module in (model, model.base_model)}
         self.here = _Progress()
@@ -331,10 +333,10 @@ class _Passes:
         """
         self.here.calls += 1
         number = getattr(module, "layer_idx", None)
-        if number is not None and number < 0:  # Zamba2's layers share attention modules, which have no number
-            number = None
         if self.here.now is None:
-            return int(number or 0), False
+            return max(0, int(number or 0)), False
+        if number is not None and number < 0:
+            number = self.shared.get(len(self.here.now.layers))
         again, self.here.now.query = kind.calls_twice and query is self.here.now.query, query
         layer = self.here.now.layers[-1] if again else len(self.here.now.layers) if number is None else int(number)
         if not again:

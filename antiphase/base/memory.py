@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 STATUS = Path("/proc/self/status")
@@ -20,10 +20,6 @@ def peak_memory() -> int | None:
     On Linux ``ru_maxrss`` includes the peak of the parent process, so it is not used there.
     """
     if sys.platform != "linux":
-        if find_spec("resource") is None:  # on Windows
-            return None
-        import resource
-
         size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return size if sys.platform == "darwin" else 1024 * size
     found = (line.split()[1] for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))

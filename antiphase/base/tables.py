@@ -62,11 +62,6 @@ class Table:
             for row in self.rows
         ]
 
-    def dicts(self) -> list[dict[str, Any]]:
-        """The raw values of each row by the names of the columns."""
-        names = [column.name for column in self.columns]
-        return [dict(zip(names, row, strict=True)) for row in self.rows]
-
     def frame(self) -> DataFrame:
         """The raw values as a data frame of pandas."""
         import pandas

@@ -43,7 +43,7 @@ def together(work: Callable[[], Made]) -> Made:
     Each piece has its own bounds, as without this. The work is begun up to three times, from the same random numbers,
     and must change nothing. Work that reaches a bound is done piece by piece after all, so that its error says where.
     """
-    if not hasattr(os, "fork") or _PIECE.get() is not None:
+    if _PIECE.get() is not None:
         return work()
     state = random.getstate()
     try:
@@ -82,7 +82,7 @@ def tried(work: Callable[[], Made], *, seconds: float | None = None, room: int =
     piece = _PIECE.get()
     if piece is not None:
         piece(limit)
-    if piece is None and hasattr(os, "fork"):
+    if piece is None:
         said = _shown_in_child(work, (limit, room))
         if said is None:
             raise BoundError(f"it takes longer than {limit:g} s")

@@ -219,5 +219,4 @@ def _fail_usage(error: Any) -> NoReturn:
     _fail(f"{message[0].lower()}{message[1:]}; see {command} --help", 2)
 
 
-if sys.platform != "win32":
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `antiphase env | head` ends quietly
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `antiphase env | head` ends quietly

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from antiphase.base.errors import InputError
 from antiphase.layers.attention import AttentionLayer, CommonArguments
 from antiphase.layers.exchange import Exchange
-from antiphase.layers.functions import own_implementation, refuse_unknown
+from antiphase.layers.functions import own_implementation, unknown_arguments
 from antiphase.layers.lambdas import LAMBDA_STD, check_even_maps, check_one_of
 from antiphase.layers.lambdas import lambda_init as lambda_of_depth
 from antiphase.layers.masks import visible_keys
@@ -68,12 +68,13 @@ class _LambdaAndNorm(nn.Module):
         """The normalized head outputs (B, N, H, 2d) of a decoding step in one call; None if this path does not apply.
 
         Arguments as in ``v1_step``. A norm with hooks, or one that was replaced by another module, is called as usual
-        instead; so is a module whose ``forward`` loads its parameters first, as in accelerate's offload.
+        instead; so is a module whose ``forward`` loads its parameters first, as in accelerate's offload. Exported
+        programs run without our kernels.
         """
         norm = self.head_norm
         if type(norm) is not RMSNorm or norm._forward_hooks or norm._forward_pre_hooks:
             return None
-        if "forward" in vars(norm) or norm.weight.is_meta or self.lambda_q1.is_meta:
+        if "forward" in vars(norm) or norm.weight.is_meta or self.lambda_q1.is_meta or torch.compiler.is_exporting():
             return None
         out = v1_step(
             query, key, value, self._vectors(), norm.weight, mask, is_causal=is_causal, sliding_window=sliding_window,
@@ -237,10 +238,10 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         exchange: Exchange | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        is_step = self._is_published and exchange is None and query.shape[2] == 1 and not torch.compiler.is_exporting()
+        is_plain = not (unknown_arguments(kwargs) or kwargs.get("dropout"))  # others: the function serves or refuses
+        is_step = self._is_published and exchange is None and query.shape[2] == 1 and is_plain
         impl = own_implementation(self.attention_function()) if is_step else None
         if impl is not None:
-            refuse_unknown(kwargs, self)
             mask, _, window = visible_keys(self, attention_mask, query, key, self.sliding_window)
             out = self.step(
                 query, key, value, mask, is_causal=False, sliding_window=window, scale=self.scaling, impl=impl

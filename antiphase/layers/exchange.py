@@ -19,6 +19,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.distributed_c10d import GroupName
 
 from antiphase.layers.functions import AttentionFunction, has_two_keys, is_differential
+from antiphase.ops.shapes import autocast_dtype
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,8 @@ class Exchange:
         check_heads(query.shape[1] // maps, key.shape[1] // shared, self.count)
         copies = max(1, self.count * shared // key.shape[1])
         given = [query, *(_repeated(one, shared, copies) for one in (key, value))]
-        device = query.device.type
-        if torch.is_autocast_enabled(device):  # the function would round them to this, too
-            given = [one.to(torch.get_autocast_dtype(device)) for one in given]
+        if (dtype := autocast_dtype(*given)) is not None:  # the function would round them to this, too
+            given = [one.to(dtype) for one in given]
         sizes = [one.shape[1] // self.count for one in given]
         joined = torch.cat([one.unflatten(1, (self.count, -1)) for one in given], dim=2)  # (B, C, own maps, n, d)
         first, second, third = self._swapped(joined).movedim(0, 2).flatten(2, 3).split(sizes, dim=1)

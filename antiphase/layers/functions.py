@@ -169,7 +169,7 @@ def antiphase_attention(
     ).contiguous(), None  # some layers call view on it, as on transformers' own
 
 
-@wraps(antiphase_attention)
+@wraps(antiphase_attention, assigned=())  # the signature alone
 def triton_attention(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """``antiphase_attention`` on the Triton kernels, or an error."""
     return antiphase_attention(module, *args, **kwargs, impl="triton")
@@ -246,6 +246,8 @@ def differential_output(
 
     So many neighbouring heads as ``shared`` have the same second map, which is formed once.
     """
+    if impl == "auto" and torch.compiler.is_exporting():  # as in ``antiphase_attention``
+        impl = "reference"
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     out = attend_cached(
         query, key, value, lam, mask, groups=key.shape[1] // halves,

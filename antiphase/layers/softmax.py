@@ -67,9 +67,9 @@ class SoftmaxAttention(AttentionLayer):
             if steps:
                 raise InputError("dex_steps cannot be used without dex_heads")
             return
-        wrong = [head for head in chosen if not isinstance(head, int) or not 0 <= head < heads]
-        if wrong or len(set(chosen)) < len(chosen):
-            raise InputError(f"dex_heads must name different heads from 0 to {heads - 1}, got {chosen}")
+        is_list = isinstance(chosen, Sequence) and all(isinstance(head, int) and 0 <= head < heads for head in chosen)
+        if not is_list or len(set(chosen)) < len(chosen):
+            raise InputError(f"dex_heads must name different heads from 0 to {heads - 1} in a list, got {chosen}")
 
     @classmethod
     def needs(cls, given: Mapping[str, Any]) -> dict[str, str]:

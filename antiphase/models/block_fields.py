@@ -74,14 +74,8 @@ def check_block(given: Mapping[str, Any], names: Mapping[str, Collection[str]]) 
         raise InputError("whole_qk_norm needs use_qk_norm")
 
 
-def with_scaling(parameters: Mapping[str, Any], scaling: Any, *, theta: float | None) -> dict[str, Any]:
-    """``rope_parameters`` as older configurations spell them, in ``rope_scaling`` and ``rope_theta``.
-
-    Raises:
-        InputError: the scaling is no mapping.
-    """
-    if not isinstance(scaling, Mapping):
-        raise InputError(f"rope_scaling must map names to values, got {scaling!r}")
+def with_scaling(parameters: Mapping[str, Any], scaling: Mapping[str, Any], *, theta: float | None) -> dict[str, Any]:
+    """``rope_parameters`` as older configurations spell them, in ``rope_scaling`` and ``rope_theta``."""
     base = parameters.get("rope_theta", 10000.0) if theta is None else theta
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     return {"rope_theta": base, **{name: value for name, value in scaling.items() if name != "type"}, "rope_type": kind}

@@ -45,13 +45,14 @@ from antiphase.models.sources.models import check_shapes, check_tensors, is_fini
 from antiphase.models.sources.tokenizers import check_tokenizer, load_tokenizer
 
 COPIED_FILES = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "*.model",
     GENERATION_CONFIG_NAME, PROCESSOR_NAME, FEATURE_EXTRACTOR_NAME, IMAGE_PROCESSOR_NAME, VIDEO_PROCESSOR_NAME,
     AUDIO_TOKENIZER_NAME,
 )  # fmt: skip
-"""Files that are copied unchanged, besides those that the tokenizer writes when it is saved: what else transformers
-reads, and older forms of a tokenizer.
-"""
+"""Files that are copied unchanged."""
+TOKENIZER_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "*.model",
+)  # fmt: skip
+"""Files that are copied too, with those that the tokenizer writes when it is saved, unless another one is given."""
 SOURCE = "source"
 KEPT = set(AttendingPreTrainedModel._keep_in_fp32_modules_strict)
 """Parameters that keep their dtype."""
@@ -161,9 +162,10 @@ class Checkpoint:
             shutil.copy2(self.folder / path, folder / path)
 
     def _copied(self) -> set[Path]:
-        """Files of ``COPIED_FILES``, and of whatever the tokenizer writes, relative to the folder."""
-        found = {path.relative_to(self.folder) for pattern in COPIED_FILES for path in self.folder.glob(pattern)}
-        if self.tokenizer is not None:
+        """Files that belong to the result, relative to the folder; none of its tokenizer if another one is given."""
+        patterns = COPIED_FILES if self.given is not None else (*COPIED_FILES, *TOKENIZER_FILES)
+        found = {path.relative_to(self.folder) for pattern in patterns for path in self.folder.glob(pattern)}
+        if self.given is None and self.tokenizer is not None:
             with TemporaryDirectory() as scratch:
                 self.tokenizer.save_pretrained(scratch)
                 found |= {path.relative_to(scratch) for path in Path(scratch).rglob("*")}
@@ -376,6 +378,5 @@ def _written_folder(target: Path) -> Iterator[Path]:
 def _hub_folder(name: str) -> Path:
     """The local folder of a model from the Hub."""
     with asking_hub(name, SOURCE):
-        return Path(
-            snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.txt", "*.safetensors", *COPIED_FILES])
-        )
+        patterns = ["*.json", "*.jinja", "*.txt", "*.safetensors", *COPIED_FILES, *TOKENIZER_FILES]
+        return Path(snapshot_download(name, allow_patterns=patterns))

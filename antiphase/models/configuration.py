@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -206,6 +206,9 @@ class AntiphaseConfig(NamedFields, BlockFields):
         self._check_sizes(head_dim)
         self.layer_types = self._layer_types(layer_types)
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
+        for name, given in (("rope_parameters", rope_parameters), ("rope_scaling", rope_scaling)):
+            if not isinstance(given, Mapping | None):
+                raise InputError(f"{name} must map names to values, got {given!r}")
         # A bare `rope_theta` is the older spelling of the same.
         rope_parameters = rope_parameters or {"rope_type": "default", "rope_theta": kwargs.pop("rope_theta", 10000.0)}
         if rope_scaling:
@@ -267,10 +270,11 @@ class AntiphaseConfig(NamedFields, BlockFields):
         if width % 2:
             raise InputError(f"head_dim must be even for rotary positions, got {width}")
 
-    def _layer_types(self, given: list[str] | None) -> list[str]:
+    def _layer_types(self, given: Any) -> list[str]:
         if given is None:
             return [LAYER_TYPES[self.sliding_window is not None]] * self.num_hidden_layers
-        if len(given) != self.num_hidden_layers or not set(given) <= set(LAYER_TYPES):
+        is_list = isinstance(given, Sequence) and all(kind in LAYER_TYPES for kind in given)
+        if not is_list or len(given) != self.num_hidden_layers:
             raise InputError(
                 f"layer_types must name {' or '.join(LAYER_TYPES)} for each of the {self.num_hidden_layers} layers, "
                 f"got {given}"

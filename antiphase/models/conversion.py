@@ -109,10 +109,6 @@ def plan_conversion(
     if to != "antiphase":
         steps.append({"llama": _to_llama, "diffllama": _to_diffllama}[to])
     result = unchanged(config) if config.model_type == "antiphase" else read_as_ours(config, dtype=dtype)
-    takes = "differential" if attention_type is None and to == "diffllama" else "softmax"
-    if steps and result.config.attention_type == takes and (fields := own_fields(result.config)):  # others: by the step
-        form = named("to", to) if attention_type is None else named("attention_type", attention_type)
-        raise InputError(f"{form} has no place for what {named('source')} sets in {', '.join(fields)}")
     for step in steps:
         after = step(result.config)
         result = Conversion(after.config, composed(after.recipes, result.recipes))
@@ -207,7 +203,7 @@ def _upcycled(config: AntiphaseConfig, *, control: bool) -> Conversion:
     V2: λ = sigmoid(0) = 1/2 and 2·Wo, so the pair gives 2·(o - o/2) Wo. Control: 2·Wo and -Wo. Both leave the model's
     function unchanged and give the pair +2 and -1 times the old head's gradient; only V2 can then subtract per token.
     """
-    _refuse_other(config, "softmax", f"{named('attention_type')} differential_v2 upcycles softmax models")
+    _refuse_other(config, "softmax", named("attention_type", "differential_v2"), "upcycles softmax models")
     ours = AntiphaseConfig(
         attention_type="softmax" if control else "differential_v2",
         **_fields(config) | {"num_attention_heads": 2 * config.num_attention_heads},
@@ -231,7 +227,7 @@ def _upcycled_to_v1(config: AntiphaseConfig, *, head_sizes: HeadSizes | None) ->
     that factor has no effect, and a head's outputs have the RMS (1 - λinit)·√2 over the half that is not 0: the output
     projection gives each head its mean size back.
     """
-    _refuse_other(config, "softmax", f"{named('attention_type')} differential upcycles softmax models")
+    _refuse_other(config, "softmax", named("attention_type", "differential"), "upcycles softmax models")
     sizes = {name: 2 * getattr(config, name) for name in ("num_attention_heads", "num_key_value_heads")}
     form = {"head_norm": False, "head_scale": False} if head_sizes is None else {}
     ours = AntiphaseConfig(attention_type="differential", **_fields(config) | sizes | form)
@@ -259,7 +255,7 @@ def _upcycled_to_v1(config: AntiphaseConfig, *, head_sizes: HeadSizes | None) ->
 
 def _extended(config: AntiphaseConfig) -> Conversion:
     """DEX on every head; its matrix and λ start at zero, so the model's function does not change."""
-    _refuse_other(config, "softmax", f"{named('attention_type')} dex extends softmax models")
+    _refuse_other(config, "softmax", named("attention_type", "dex"), "extends softmax models")
     heads = list(range(config.num_attention_heads))
     ours = AntiphaseConfig(
         attention_type="softmax", dex_heads=[heads] * config.num_hidden_layers, **_fields(config)
@@ -276,7 +272,7 @@ def _extended(config: AntiphaseConfig) -> Conversion:
 
 
 def _to_llama(config: AntiphaseConfig) -> Conversion:
-    _refuse_other(config, "softmax", f"{named('to')} llama takes softmax models")
+    _refuse_other(config, "softmax", named("to", "llama"), "takes softmax models")
     _refuse_window(config, "llama")
     _refuse_block(config, "llama", LLAMA_FIELDS)
     if config.hidden_size % config.num_attention_heads:
@@ -290,7 +286,7 @@ def _to_llama(config: AntiphaseConfig) -> Conversion:
 
 def _to_diffllama(config: AntiphaseConfig) -> Conversion:
     """The head norm's weight is folded into the output projection, because DiffLlama's norm has none."""
-    _refuse_other(config, "differential", f"{named('to')} diffllama takes differential V1 models")
+    _refuse_other(config, "differential", named("to", "diffllama"), "takes differential V1 models")
     _refuse_window(config, "diffllama")
     _refuse_block(config, "diffllama", DIFFLLAMA_FIELDS)
     if config.head_norm_eps != config.rms_norm_eps:
@@ -350,9 +346,11 @@ def _refuse_block(config: AntiphaseConfig, to: str, kept: tuple[str, ...]) -> No
         raise _inexpressible(to, f"has {name}={value!r}")
 
 
-def _refuse_other(config: AntiphaseConfig, kind: str, known: str) -> None:
+def _refuse_other(config: AntiphaseConfig, kind: str, form: str, known: str) -> None:
     if config.attention_type != kind:
-        raise InputError(known, f"{named('source')} has {config.attention_type} attention")
+        raise InputError(f"{form} {known}, not {config.attention_type}")
+    if fields := own_fields(config):
+        raise InputError(f"{form} has no place for what is set in {', '.join(fields)}")
 
 
 def _inexpressible(to: str, what: str) -> InputError:

@@ -21,10 +21,10 @@ from antiphase.ops.implementations import (
     step_module,
     transforms_of,
 )
-from antiphase.ops.native.library import MOST_SHARED
+from antiphase.ops.native.library import MOST_SHARED, why_not_built
 from antiphase.ops.native.library import why_not as why_not_native
-from antiphase.ops.native.operators import attend_few as attend_few_natively
-from antiphase.ops.native.operators import native_attention, native_attention_of_few
+from antiphase.ops.native.operators import native_attention, rows
+from antiphase.ops.native.steps import native_attention_of_few
 from antiphase.ops.reference import reference_attention
 from antiphase.ops.shapes import (
     Shapes,
@@ -139,6 +139,10 @@ def differential_attention(
         raise ValueError(
             f'return_weights needs impl="reference": the {impl} implementation never forms the complete map'
         )
+    if impl == "auto" and sliding_window is None and cu_seqlens_q is None and cu_seqlens_k is None and value.dim() == 4:
+        step = None if return_weights else _step(query, key, value, lam, attn_mask, value.shape[1], is_causal, scale)
+        if step is not None:
+            return step
     query, key, value = _autocast(query, key, value)
     shapes = check_tensors(query, key, value)
     sliding_window = None if sliding_window is None else _check_window(sliding_window, shapes)
@@ -181,6 +185,35 @@ def differential_attention(
             )  # fmt: skip
         refuse_transforms("blockwise", query, key, value, full_lam)
         return blockwise_attention(query, key, value, full_lam, mask, is_causal, sliding_window or 0, scale)
+
+
+def _step(
+    query: Tensor, key: Tensor, value: Tensor, lam: float | Tensor, mask: Tensor | None, groups: int, is_causal: bool,
+    scale: float | None,
+) -> Tensor | None:  # fmt: skip
+    """A few queries on the native kernels, whose operator checks shapes itself: the checks in Python would take longer
+    than the attention. None if the call is of another kind, or the operator refuses it.
+    """
+    if is_watched((query, key, value, lam, mask)) or torch.is_autocast_enabled("cpu") or why_not_built() is not None:
+        return None
+    if type(lam) is float and math.isfinite(lam):
+        lam = torch.scalar_tensor(lam, dtype=statistics_dtype(query.dtype), device="cpu")
+    if not isinstance(lam, Tensor) or lam.dim() == 1 or differentiates(query, key, value, lam):
+        return None
+    if not (query.is_cpu and key.is_cpu and value.is_cpu and lam.is_cpu and (mask is None or mask.is_cpu)):
+        return None
+    if not (groups and query.dim() == key.dim() == 4 and (mask is None or mask.dim() == 4)):
+        return None
+    if not is_few(query, key, groups, mask):
+        return None
+    try:
+        out: Tensor = native_attention_of_few(
+            query, key, value, lam, mask, groups, bool(is_causal), 0,
+            query.shape[3] ** -0.5 if scale is None else scale,
+        )  # fmt: skip
+    except ValueError:  # the caller's checks change the tensors, or say what is wrong
+        return None
+    return out
 
 
 def _check_window(sliding_window: int, shapes: Shapes) -> int:
@@ -230,8 +263,11 @@ def _native_attention(
     save = differentiates(*tensors)
     if not save and edges[0] is None and is_few(query, key, groups, mask, maps=1 if lam is None else 2):
         key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
-        run = native_attention_of_few if watched else attend_few_natively  # the dispatcher takes as long as the call
-        return run(query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale)
+        query, key, value, mask = rows(query), rows(key), rows(value), None if mask is None else rows(mask)
+        few: Tensor = native_attention_of_few(
+            query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale
+        )
+        return few
     in_turn = max(n for n in range(1, MOST_SHARED + 1) if math.gcd(shared, query.shape[1] // 2 // groups) % n == 0)
     out, _ = native_attention(
         query, key, value, lam, mask, *edges, groups, is_causal, sliding_window or 0, scale, save, in_turn
@@ -320,6 +356,10 @@ def attend_cached(
     mask. None if the caller should use ``differential_attention``, or where heads share form both maps apart, and for
     the Triton kernels if gradients are needed, which these do not have.
     """
+    if impl == "auto" and sliding_window is None:
+        step = _step(query, key, value, lam, mask, groups, is_causal, scale)
+        if step is not None:
+            return step
     query, key, value = _autocast(query, key, value)
     value_width = value.shape[1] // groups * value.shape[3]
     chosen = resolve_implementation(impl, query, key, value, value_width, scale)

@@ -53,8 +53,11 @@ def are_plain(args: Sequence[Any]) -> bool:
 
 
 def differentiates(*tensors: Tensor) -> bool:
-    """Whether autograd would record a call with these tensors."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    """Whether autograd would record a call with these tensors, which batches of ``torch.vmap`` do not tell."""
+    return torch.is_grad_enabled() and (
+        any(tensor.requires_grad for tensor in tensors)
+        or (not torch.compiler.is_compiling() and peek_interpreter_stack() is not None)
+    )
 
 
 def bypassing_dispatcher(function: Callable[..., Any], operator: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ def plain_rms_norm(
 def plain_lambda(vectors: Sequence[Tensor], initial: float) -> Tensor:
     """``layer.exponential_lambda``."""
     q1, k1, q2, k2 = vectors
-    with torch.autocast(q1.device.type, enabled=False):
+    with nullcontext() if q1.is_meta else torch.autocast(q1.device.type, enabled=False):
         wide = torch.promote_types(q1.dtype, torch.float32)
         first = torch.exp(torch.dot(q1.to(wide), k1.to(wide)))
         second = torch.exp(torch.dot(q2.to(wide), k2.to(wide)))

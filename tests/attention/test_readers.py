@@ -24,6 +24,7 @@ from antiphase.calibration.head_sensitivity import head_sensitivities
 from antiphase.calibration.plan import CalibrationPlan
 from antiphase.calibration.variants import varied
 from antiphase.lab.measures.cancellation.measure import cancellation
+from antiphase.lab.measures.look.maps import Maps
 from antiphase.lab.measures.probe.measure import sinks_on_text
 from antiphase.lab.measures.quantization.logits import quantized_logits
 from antiphase.lab.scoring.allocation import allocation
@@ -320,10 +321,11 @@ def test_changed_outputs_are_contiguous_as_those_of_transformers_are(monkeypatch
 
 
 @torch.no_grad()
-def test_layers_that_share_an_attention_module_are_numbered_by_their_calls():
+def test_layers_that_share_an_attention_module_have_the_models_numbers():
     """Zamba2's shared modules have the number -1."""
+    kinds = ["mamba", "mamba", "hybrid"] * 2
     config = hf.Zamba2Config(
-        **SIZES, layers_block_type=["hybrid"] * LAYERS, num_mem_blocks=1, n_mamba_heads=8,
+        **{**SIZES, "num_hidden_layers": 6}, layers_block_type=kinds, num_mem_blocks=1, n_mamba_heads=8,
         mamba_headdim=12, mamba_d_state=8, mamba_ngroups=1, chunk_size=8,
     )  # fmt: skip
     torch.manual_seed(3)
@@ -331,15 +333,17 @@ def test_layers_that_share_an_attention_module_are_numbered_by_their_calls():
     ids = batch().input_ids
     plain = model(input_ids=ids, use_cache=False).logits
     maps = attention_maps(model, ids[:1])
-    assert [one.layer for one in maps] == [0, 1, 2]
+    assert [one.layer for one in maps] == [2, 5]
+    assert Maps("zamba2", config, {}, maps).without_attention == [0, 1, 3, 4]
     found = attention_statistics(model, input_ids=ids[:1])
-    assert found.layers == [0, 1, 2]
-    for layer, one in enumerate(maps):
+    assert found.layers == [2, 5]
+    for index, one in enumerate(maps):
         entropy = torch.special.entr(one.maps[:, 0]).sum(-1).mean(-1)
-        torch.testing.assert_close(found.entropy[layer][0], entropy, rtol=1e-3, atol=1e-4)
-    with antiphase.calibrated(model, CalibrationPlan(PLAN.heads, alpha=1e30)):
+        torch.testing.assert_close(found.entropy[index][0], entropy, rtol=1e-3, atol=1e-4)
+    heads = {2: [0, 1], 5: [1]}
+    with antiphase.calibrated(model, CalibrationPlan(heads, alpha=1e30)):
         torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, plain, rtol=1e-4, atol=1e-4)
-    with antiphase.calibrated(model, CalibrationPlan(PLAN.heads, alpha=0.5, beta=0.1)):
+    with antiphase.calibrated(model, CalibrationPlan(heads, alpha=0.5, beta=0.1)):
         assert (model(input_ids=ids, use_cache=False).logits - plain).abs().max() > 1e-3
 
 

@@ -195,7 +195,7 @@ def test_they_print_as_a_table_of_means_and_say_what_comes_next(name):
     shown = {"On the first token": found.first_share, "Sinks a map": sinks}
     shown |= {"On sinks": found.sink_share, "Entropy, nats": found.entropy}
     shown |= {"Negative": found.differences.negative_share} if name == "diffllama" else {}
-    for index, row in enumerate(table.dicts()):
+    for index, row in enumerate(table.frame().to_dict("records")):
         assert row == pytest.approx({"Layer": index, **{key: float(part[index].mean()) for key, part in shown.items()}})
     assert "tensor" not in f"{found}{found!r}{found.differences}"
     assert str(found).startswith("Attention by layer\n\n| Layer | On the first token |")

@@ -2,6 +2,7 @@
 
 import ctypes
 import multiprocessing
+import resource
 import sys
 
 import pytest
@@ -38,8 +39,6 @@ def said_by(function, *args):
 
 def new_pages(sender, keeps):
     """Small pages that the system gives out while four blocks of 24 MiB are taken and freed again and again."""
-    import resource  # not there on Windows
-
     ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
     if keeps:
         keep_freed_memory()

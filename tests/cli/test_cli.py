@@ -340,7 +340,7 @@ def test_a_model_is_converted_and_unsuitable_ones_are_refused(antiphase, refused
     for words, pattern in (
         ("llama ours", "TARGET ours exists and is not empty"),
         ("missing new", "SOURCE missing: there is no such folder"),
-        ("v2 new --to llama", "--to llama takes softmax models; SOURCE has differential_v2"),
+        ("v2 new --to llama", "--to llama takes softmax models, not differential_v2"),
         ("v2 new --to elsewhere", "invalid value for '--to'"),
         ("llama new --attention-type v3", "--attention-type must be one of differential_v2, differential, dex"),
         ("llama new --control", "--control needs --attention-type"),

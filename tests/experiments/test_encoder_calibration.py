@@ -110,6 +110,26 @@ def test_sets_of_an_earlier_call_are_kept_with_the_same_settings_alone(tmp_path)
         benchmark.known_sets(tmp_path, {"alpha": 4.0})
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (["trec/test.txt", "subj/test.txt"], "--data names two sets alike: test, test; give their files"),
+        (["trec/train.txt", "test.txt"], "minilm.json is of other settings; choose another folder"),
+    ],
+)
+def test_input_that_cannot_be_used_ends_in_a_sentence(tmp_path, monkeypatch, capsys, data, message):
+    """Two sets of one name would be one in the record."""
+    Record(kind="encoder-calibration", values={"sets": []}).save(tmp_path, "minilm")
+    monkeypatch.setattr(benchmark, "model_folder", lambda: tmp_path)
+    for auto in (benchmark.AutoModel, benchmark.AutoTokenizer):
+        monkeypatch.setattr(auto, "from_pretrained", lambda folder: torch.nn.Identity())
+    named = [word for path in data for word in ("--data", path)]
+    monkeypatch.setattr("sys.argv", ["encoder_calibration", *named, "--output", str(tmp_path)])
+    with pytest.raises(SystemExit, match="2"):
+        benchmark.main()
+    assert message in capsys.readouterr().err
+
+
 def test_the_tables_of_the_page(monkeypatch, tmp_path):
     monkeypatch.setattr(tables, "RECORDS", tmp_path)
     row = {"better": 3, "worse": 1, "p": 0.625, "interval": [-0.01, 0.03], "heads": [[0, 1]], "right": 52}

@@ -81,6 +81,13 @@ def test_runs_that_never_learn_are_later_than_all_and_equal_arms_cannot_tell(stu
     steps["V1"] = (None,) * 5 + (300,) * 3
     lines = [learner(arm, seed, own[seed]) for seed in range(8) for arm, own in steps.items()]
     assert study("x", lines)["ratios-50"][2][6:] == ["never", "3 of 8"]  # 4 of 7 are never, of one pair there is none
+    half, crossed = ((None, None, 400, 400), (200,) * 4), ((None, 300), (300, None))
+    for (softmax, first), typical in ((half, "the other never"), (crossed, "–")):
+        steps = {"S": softmax, "V1": first, "V1+": first}
+        lines = [learner(arm, seed, step) for arm, own in steps.items() for seed, step in enumerate(own)]
+        found = study("x", lines)
+        assert found["ratios-50"][2][6] == typical
+        assert found["steps-50"][1][4] == "–"  # so few seeds have no interval
 
 
 @pytest.mark.parametrize(
@@ -107,6 +114,18 @@ def test_losses_are_compared_in_blocks_beside_the_papers_effect(study, lead, spr
     assert sum(each) / 2 == pytest.approx(float(cells["mean"]), abs=6e-4)
     assert {row[7] for row in others} == {"–"}
     assert float(found["pooling"][1][0]) == pytest.approx(spread, rel=0.5)
+
+
+def test_the_primary_contrast_alone_has_one_variance_over_all_arms_where_its_claim_says_so(study, monkeypatch):
+    """Unequal arms, which are not pooled otherwise: V1 and SW vary a tenth as much as S."""
+    generator = numpy.random.default_rng(4)
+    lines = [text(arm, seed, 4.0 + (0.1 if arm == "S" else 0.01) * generator.normal())
+             for seed in range(8) for arm in ("S", "SW", "V1")]  # fmt: skip
+    own = study("y", lines)["differences"]
+    monkeypatch.setitem(STUDIES["y/runs"], "pooled", True)
+    _, primary, *others = study("y", lines)["differences"]
+    assert others == own[2:]
+    assert float(primary[4]) > 3 * float(own[1][4])  # the difference that is seen
 
 
 def test_lengths_at_which_a_half_is_right_are_compared_as_ratios(study):
@@ -183,11 +202,27 @@ def test_the_length_up_to_which_half_is_right_is_measured_of_the_trained_model(t
     settings = load_preset("demo", ["training.steps=1", "training.warmup_steps=1", *sizes]).run
     programme_runs.trained(settings, tmp_path / "one")
     other = replace(settings, training=replace(settings.training, steps=2))
-    with pytest.raises(programme_runs.InputError, match=r"other settings than its study's \(training\.steps\)"):
+    with pytest.raises(programme_runs.InputError, match=r"study's \(training\.steps\); .* and repeat the command"):
         programme_runs.trained(other, tmp_path / "one")
     found = programme_runs.half_answered(tmp_path / "one", [16, 32, 64])
     assert found == {"sizes": [16, 32, 64], "value": None, "beyond": "below", "interval": [None, 16.0]}
     assert programme_runs.half_answered(tmp_path / "one", [16, 32, 64]) == found  # from its record
+
+
+def test_only_studies_of_steps_tell_when_half_is_right(tmp_path, monkeypatch, capsys):
+    grid = {"base": "demo", "arms": ["S"], "rates": [1e-3], "seeds": [0]}
+    known = {f"{kind}/rates": grid | {"chosen_by": kind} for kind in ("loss", "steps")}
+    for kind in ("loss", "steps"):
+        json_lines.append(tmp_path / kind / "claim.json", {})
+    monkeypatch.setattr(programme_runs, "RECORDS", tmp_path)
+    monkeypatch.setattr(programme_runs, "studies", lambda: known)
+    line = {"seconds": 1.0, "curve": [[25, 0.6, 1.0]], "revision": None}
+    monkeypatch.setattr(programme_runs, "execute", lambda run, settings, study: dict(line))
+    monkeypatch.setattr("sys.argv", ["programme_runs"])
+    programme_runs.main()
+    said = capsys.readouterr().out
+    assert "loss/rates/S-rate0.001-seed0: 1.0 s\n" in said
+    assert "steps/rates/S-rate0.001-seed0: 1.0 s, 50 % after 25 steps\n" in said
 
 
 def test_tables_on_pages_are_without_the_values_by_seed(monkeypatch):
@@ -238,8 +273,8 @@ def test_the_rate_is_of_whoever_learns_soonest_and_of_the_loss_where_nobody_alwa
 
 def test_every_study_has_a_base_arms_that_fit_it_and_runs_that_have_a_claim():
     for name, study in yaml.safe_load(programme_runs.STUDIES.read_text("utf-8")).items():
-        base = study["base"]
-        model = load_preset(str(ROOT / base) if base.endswith(".yaml") else base).run.model
+        base = str(ROOT / study["base"]) if study["base"].endswith(".yaml") else study["base"]
+        model = load_preset(base).run.model
         for arm in study["arms"]:
             parameters = ARMS[arm](model)
             assert parameters["attention_type"], (name, arm)
@@ -247,6 +282,10 @@ def test_every_study_has_a_base_arms_that_fit_it_and_runs_that_have_a_claim():
             assert study["rates_from"] == (study.get("like") or name).replace("runs", "rates")
             claim = json.loads((ROOT / "records/programme" / name.partition("/")[0] / "claim.json").read_text("utf-8"))
             assert set(claim["primary"]["contrast"]) <= {*study["arms"]}
+            assert study.get("pooled", False) == ("one residual variance over all arms," in claim["primary"]["test"])
+        if name.endswith("/rates"):  # chosen on symbols, or on text that is cut from the training text
+            run = programme_runs.Run(name, study["arms"][0], 1e-3, 100)
+            assert not programme_runs.settings_of(run, {**study, "base": base}, ["train"], ["held-out"]).data.validation
 
 
 @pytest.mark.parametrize("first", [2, 4, 6, 8])

@@ -73,6 +73,15 @@ def test_heads_that_processes_do_not_divide_are_refused(heads, groups, count):
         check_heads(heads, groups, count)
 
 
+def test_autocast_rounds_what_is_exchanged_but_for_float64(monkeypatch):
+    monkeypatch.setattr(Exchange, "_swapped", lambda exchange, value: value.movedim(1, 0))
+    for given, rounded in ((torch.float32, torch.bfloat16), (torch.float64, torch.float64)):
+        maps = (torch.randn(1, 2, 3, 4, dtype=given) for _ in range(3))
+        with torch.autocast("cpu"):
+            found = Exchange("", 1, 0)._heads(torch.nn.Module(), *maps)
+        assert {one.dtype for one in found} == {rounded}
+
+
 def test_what_parts_of_sequences_cannot_do_is_refused():
     model = antiphase.AntiphaseForCausalLM(antiphase.AntiphaseConfig(vocab_size=61, **SIZES))
     ids, exchange = torch.zeros(1, 7, dtype=torch.int64), Exchange("none", 2, 0)

@@ -1,5 +1,6 @@
 """The plain layers are PyTorch's attention and the reference, alone, with any attention function and any cache."""
 
+import pickle
 import subprocess
 import sys
 from functools import partial
@@ -16,7 +17,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from antiphase.base.errors import InputError
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.differential_v2 import DifferentialAttentionV2
-from antiphase.layers.functions import antiphase_attention, eager_attention, join_halves, subtracting
+from antiphase.layers.functions import antiphase_attention, eager_attention, join_halves, subtracting, triton_attention
 from antiphase.layers.lambdas import lambda_init
 from antiphase.layers.positions import rotary_positions, rotate
 from antiphase.layers.registry import LAYERS
@@ -269,6 +270,21 @@ def test_the_example_in_the_documentation_runs(capsys):
     code = page.partition("## Layers for any PyTorch model")[2].partition("```python\n")[2].partition("```")[0]
     exec(code, {})
     assert capsys.readouterr().out.startswith("torch.Size([2, 10, 64]) ")
+
+
+def test_one_token_is_served_or_refused_as_two_are():
+    layer = LAYERS["differential"](HIDDEN, MAPS, head_dim=WIDTH, layer_idx=0).double()
+    for x in (tokens(1), tokens(2)):
+        for given in ({"is_causal": False}, {"impl": "blockwise"}):
+            torch.testing.assert_close(layer(x, **given)[0][:, -1], layer(x)[0][:, -1])
+        with pytest.raises(ValueError, match="does not support the arguments softcap"):
+            layer(x, softcap=1.0)
+
+
+@pytest.mark.parametrize("function", [antiphase_attention, triton_attention, eager_attention])
+def test_a_layer_can_be_pickled_with_its_function(function):
+    layer = LAYERS["differential"](HIDDEN, MAPS, head_dim=WIDTH, layer_idx=0, attention=function)
+    assert pickle.loads(pickle.dumps(layer)).attention is function
 
 
 def test_a_norm_of_all_maps_without_its_epsilon_is_refused():

@@ -175,6 +175,22 @@ def test_everything_that_a_tokenizer_writes_travels(tmp_path, source):
     assert AutoTokenizer.from_pretrained(tmp_path / "ours").chat_template == tokenizer.chat_template
 
 
+def test_a_given_tokenizer_is_written_alone(tmp_path, source):
+    """Beside files of another one, in the older forms."""
+    given = symbol_tokenizer(SymbolLanguage(8, 9, 10))
+    given.save_pretrained(tmp_path / "given")
+    (source / "tokenizer.json").unlink()
+    others = {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "tokenizer.model"}
+    for name in (*others, "preprocessor_config.json"):
+        (source / name).write_text('{"eos_token": "other"}')
+    convert(str(source), tmp_path / "ours", tokenizer=str(tmp_path / "given"))
+    written = {path.name for path in (tmp_path / "ours").iterdir()}
+    assert written & others == {path.name for path in (tmp_path / "given").iterdir()} & others
+    assert AutoTokenizer.from_pretrained(tmp_path / "ours").eos_token == given.eos_token
+    assert "preprocessor_config.json" in written
+    assert GenerationConfig.from_pretrained(tmp_path / "ours").max_new_tokens == 7
+
+
 def test_unusual_paths_and_files_work(tmp_path, source, monkeypatch):
     (source / "tokenizer").mkdir()
     (source / "tokenizer_config_old.json").symlink_to("nowhere")

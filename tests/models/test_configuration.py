@@ -142,6 +142,8 @@ def test_rope_parameters_by_kind_of_layer_are_refused(tiny_config):
         tiny_config(rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e4}})
     with pytest.raises(InputError, match="rope_scaling must map names to values, got 4"):
         tiny_config(rope_scaling=4)
+    with pytest.raises(InputError, match=r"rope_parameters must map names to values, got \[1\]"):
+        tiny_config(rope_parameters=[1])
 
 
 def test_a_window_given_while_loading_is_used_and_one_without_a_layer_is_pointed_out(tiny_config, tmp_path):

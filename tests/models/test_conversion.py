@@ -262,7 +262,19 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
         attention_from_unilm(state)
 
 
+@pytest.mark.parametrize(("way", "to"), [
+    ({"attention_type": "differential_v2", "control": True}, "llama"),
+    ({"attention_type": "differential", "head_sizes": [[0.5] * 8] * 3}, "diffllama"),
+])  # fmt: skip
+def test_what_a_step_makes_goes_on_to_a_format_that_takes_it(way, to):
+    theirs = theirs_of(hf.LlamaForCausalLM, hf.LlamaConfig, rms_norm_eps=1e-5)
+    assert_same_function(convert_model(theirs, to=to, **way), convert_model(theirs, **way))
+
+
 # ------------------------------------------------------------------------------------------ what cannot be
+
+
+LLAMA = hf.LlamaConfig(**SIZES, num_attention_heads=8, rms_norm_eps=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -282,6 +294,9 @@ def test_other_state_dicts_are_refused_by_the_tensors_name(change, pattern):
         (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v2"}, "upcycles softmax"),
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v3"}, "must be one of"),
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"control": True}, "control needs attention_type"),
+        (LLAMA, {"attention_type": "differential", "to": "diffllama"}, "is set in head_norm, head_scale$"),
+        (LLAMA, {"attention_type": "dex", "to": "llama"}, "to llama has no place for what is set in dex_heads$"),
+        (LLAMA, {"attention_type": "differential_v2", "to": "llama"}, "softmax models, not differential_v2$"),
     ],
 )  # fmt: skip
 def test_unsupported_conversions_are_refused_by_name(config, options, pattern):

@@ -7,10 +7,14 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig
 
+import antiphase
 from antiphase.layers import differential
+from antiphase.models.architectures import attention_inside
 from antiphase.ops.layer import v1_step
-from support.models import ids_of, padded
+from support.models import ids_of, padded, randomize
 
 
 def exported(model):
@@ -21,15 +25,38 @@ def exported(model):
     return torch.export.export(model, given, {"use_cache": False}, dynamic_shapes=shapes)
 
 
-def test_a_single_query_too_is_exported_without_our_kernels(monkeypatch):
+def namespaces_of(program):
+    """Of its operators."""
+    return {node.target.namespace for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+
+
+class Inside(nn.Module):
+    """Attention of another architecture's layer, after its projections."""
+
+    def __init__(self):
+        super().__init__()
+        self.differential, self.is_causal = differential.DifferentialHeads(16, 0, 1e-5), False
+
+    def forward(self, query, key, value):
+        return attention_inside(self, query, key, value, None)[0]
+
+
+LAYER = partial(differential.DifferentialAttentionV1, 64, 4, is_causal=False, context_size=64)
+TOKEN, CONTEXT = torch.randn(2, 1, 64), torch.randn(2, 9, 64)
+SPLIT = [one.unflatten(2, (4, 16)).transpose(1, 2) for one in (TOKEN, CONTEXT, CONTEXT)]
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "named"), [(LAYER, [TOKEN], {"context": CONTEXT}), (Inside, SPLIT, {})], ids=["layer", "inside"]
+)
+def test_a_single_query_too_is_exported_without_our_kernels(monkeypatch, make, given, named):
     """On a device that the GPU kernels support, as all others are once their conditions are met."""
     launch = pytest.importorskip("antiphase.ops.triton.launch", reason="Triton is not installed", exc_type=ImportError)
-    layer = differential.DifferentialAttentionV1(64, 4, is_causal=False, context_size=64).eval().requires_grad_(False)
     monkeypatch.setattr(launch, "_find_why_not", lambda device: None)
     monkeypatch.setattr(differential, "v1_step", partial(v1_step, impl="triton"))
     with torch.no_grad():
-        program = torch.export.export(layer, (torch.randn(2, 1, 64),), {"context": torch.randn(2, 9, 64)})
-    assert not [node.target for node in program.graph.nodes if "antiphase" in str(node.target)]
+        program = torch.export.export(make().eval().requires_grad_(False), tuple(given), named)
+    assert "antiphase" not in namespaces_of(program)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +67,17 @@ def test_an_exported_program_serves_other_texts_and_has_operators_of_pytorch_alo
     program = exported(model)
     found = program.module()(ids, mask, use_cache=False).logits
     torch.testing.assert_close(found[mask > 0], model(ids, attention_mask=mask).logits[mask > 0], rtol=1e-9, atol=1e-9)
-    operators = {node.target for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
-    assert {operator.namespace for operator in operators} == {"aten"}
+    assert namespaces_of(program) == {"aten"}
+
+
+def test_a_differential_llama_is_exported_with_operators_of_pytorch_alone():
+    sizes = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 40, "num_attention_heads": 8}
+    config = antiphase.differential_config(LlamaConfig(**sizes, num_hidden_layers=2))
+    model, (ids, mask) = randomize(AutoModelForCausalLM.from_config(config)), padded([ids_of(11), ids_of(6)], left=True)
+    program = exported(model)
+    found = program.module()(ids, mask, use_cache=False).logits
+    torch.testing.assert_close(found[mask > 0], model(ids, attention_mask=mask).logits[mask > 0], rtol=0, atol=1e-4)
+    assert namespaces_of(program) == {"aten"}
 
 
 @pytest.mark.slow

@@ -223,9 +223,9 @@ def test_negative_weights_of_one_map_are_shown_and_not_measured(tiny_model):
 @pytest.mark.parametrize("kind", ["softmax_one", "softpick", "cog", "exclusive"])
 def test_a_rival_is_no_other_model_and_none_turns_into_v2(tiny_model, kind):
     for to, said in (("llama", "to llama takes softmax models"), ("diffllama", "to diffllama takes differential")):
-        with pytest.raises(InputError, match=f"{said}.* has {kind} attention"):
+        with pytest.raises(InputError, match=f"{said}.*, not {kind}$"):
             convert_model(tiny_model(kind), to=to)
-    with pytest.raises(InputError, match=f"has {kind} attention"):
+    with pytest.raises(InputError, match=f", not {kind}$"):
         convert_model(tiny_model(kind), attention_type="differential_v2")
 
 
@@ -417,6 +417,10 @@ def test_dex_on_a_pretrained_model_begins_as_that_model_and_learns(tiny_model):
     ("differential", {"dex_heads": [[0]] * 3}, "dex_heads needs attention_type=softmax"),
     ("softmax", {"dex_heads": [[0]]}, "dex_heads must list heads for each of the 3 layers"),
     ("softmax", {"dex_heads": [[0], [8], []]}, "dex_heads must name different heads from 0 to 7"),
+    ("softmax", {"dex_heads": [0, 1, 2]}, "dex_heads must name different heads from 0 to 7 in a list, got 0"),
+    ("softmax", {"dex_heads": 1}, "dex_heads must name different heads from 0 to 7 in a list, got 1"),
+    ("softmax", {"layer_types": 5}, "layer_types must name full_attention or sliding_attention .*, got 5"),
+    ("softmax", {"layer_types": [["full_attention"]] * 3}, "layer_types must name full_attention or sliding"),
     ("softmax", {"dex_steps": 3}, "dex_steps cannot be used without dex_heads"),
     ("softmax", {"dex_steps": -1}, "dex_steps must be a whole number from 0"),
     ("differential_v2_across", {"num_key_value_heads": 1}, "num_key_value_heads must be at least 2"),
@@ -438,6 +442,6 @@ def test_annealing_must_end_within_the_run(tiny_preset):
 def test_formats_without_a_place_for_a_variant_refuse_it(tiny_model, name, to):
     kind, fields = VARIANTS[name]
     takes = {"llama": "softmax", "diffllama": "differential"}[to]
-    lacks = f"has no place for what source sets in {next(iter(fields))}"
+    lacks = f"has no place for what is set in {next(iter(fields))}"
     with pytest.raises(InputError, match=f"to {to} {lacks if kind == takes else f'takes {takes}'}"):
         convert_model(tiny_model(kind, **fields), to=to)

@@ -81,6 +81,7 @@ def test_the_operator_uses_this_path_for_few_rows_only(monkeypatch, halves, head
 
     monkeypatch.setattr("antiphase.ops.api.attend_few", counted)
     monkeypatch.setattr("antiphase.ops.implementations.why_not_native", lambda query, scale: "not built")
+    monkeypatch.setattr("antiphase.ops.api.why_not_built", lambda: "not built")
     for mask in (None, torch.rand(2, 1, 1, 20) > 0.3):
         found = differential_attention(*tensors, 0.4, attn_mask=mask, is_causal=True)
         expected = differential_attention(*tensors, 0.4, attn_mask=mask, is_causal=True, impl="reference")

@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import AutoModelForCausalLM, GPT2Config
 
+import antiphase
 from antiphase.layers.differential import DifferentialAttentionV1
 from antiphase.layers.functions import triton_attention
 from antiphase.layers.norm import RMSNorm
@@ -49,6 +51,14 @@ def test_the_norm_of_heads_is_rounded_under_autocast(dtype):
         (expected,) = torch.autograd.grad(exact, norm.weight, cotangent.to(dtype))
         assert slope.dtype == dtype
         torch.testing.assert_close(slope, expected, rtol=3e-2, atol=3e-2)
+
+
+def test_a_layer_and_a_model_tell_shapes_on_meta():
+    layer = DifferentialAttentionV1(64, 4, layer_idx=0).to("meta")
+    assert layer(torch.empty(2, 5, 64, device="meta"))[0].shape == (2, 5, 64)
+    config = GPT2Config(vocab_size=61, n_embd=48, n_layer=2, n_head=8, attn_pdrop=0.0, bos_token_id=1, eos_token_id=2)
+    model = AutoModelForCausalLM.from_config(antiphase.differential_config(config)).to("meta")
+    assert model(torch.empty(2, 5, dtype=torch.int64, device="meta")).logits.shape == (2, 5, 61)
 
 
 def test_a_compiled_layer_takes_a_decoding_step_in_one_graph(monkeypatch):

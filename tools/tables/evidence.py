@@ -230,7 +230,7 @@ EFFECTS: dict[str, Callable[[Results], list[Effect]]] = {
 
 def effects() -> Rows:
     """All of them; the study's name stands in its first row."""
-    rows = [["study", "effect on the held-out loss, nats per token", "estimate", "95 % interval", "MDE"]]
+    rows = [["study", "effect on the held-out loss, nats per token", "estimate", "95 %", "seen with 80 % power"]]
     for study, chosen in EFFECTS.items():
         for place, effect in enumerate(chosen(found(study))):
             rows.append(["" if place else f"{study}, {len(runs_of(study))} runs", effect.name, *_numbers(effect)])

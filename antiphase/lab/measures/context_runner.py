@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from antiphase.base.errors import InputError, named, renamed
 from antiphase.base.folders.journal import Journal
 from antiphase.base.records import Record
-from antiphase.lab.measures.held_out import FOREIGN_LENGTH, data_for
+from antiphase.lab.measures.held_out import FOREIGN_LENGTH, check_length, data_for
 from antiphase.lab.measures.inputs import text_content
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.running import measured_in, measurement_with
@@ -355,7 +355,5 @@ def room_for(tokenizer: PreTrainedTokenizerBase, contexts: Sequence[Context]) ->
 
 
 def _check_lengths(lengths: Iterable[int], first: LoadedModel, measuring: CellMeasurement) -> None:
-    longest = measuring.longest(first.model)
     for length in lengths:
-        if longest is not None and length > longest:
-            raise InputError(f"--length {length} is longer than the {longest} positions of {first.name}; shorten it")
+        check_length(length, measuring.longest(first.model), first.name)

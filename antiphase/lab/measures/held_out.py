@@ -39,12 +39,17 @@ def prepare(loaded: LoadedModel, settings: TextSettings, output: Path, say: Call
     Raises:
         InputError: the text or the length cannot be used.
     """
-    longest = context_length(loaded.model)
-    if longest is not None and (settings.length or 0) > longest:
-        raise InputError(
-            f"--length {settings.length} is longer than the {longest} positions of {settings.name}; shorten it"
-        )
+    check_length(settings.length or 0, context_length(loaded.model), settings.name)
     return data_for(loaded, settings, output, say)
+
+
+def check_length(length: int, longest: int | None, name: str) -> None:
+    """
+    Raises:
+        InputError: sequences are longer than what a model reads.
+    """
+    if longest is not None and length > longest:
+        raise InputError(f"--length {length} is longer than the {longest} positions of {name}; shorten it")
 
 
 def check_words(loaded: LoadedModel) -> None:

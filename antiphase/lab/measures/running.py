@@ -19,15 +19,17 @@ from antiphase.base.folders.journal import Journal, journal_in
 from antiphase.base.folders.ownership import undone_if_refused
 from antiphase.base.records import Record, finite
 from antiphase.lab.catalog import Measurement, every
-from antiphase.lab.measures.held_out import tokens_of
+from antiphase.lab.measures.held_out import check_length, tokens_of
 from antiphase.lab.measures.inputs import inputs_of, model_content
 from antiphase.lab.measures.parts import Parts
 from antiphase.lab.measures.settings import CausalModelSettings, ComparedSettings
+from antiphase.lab.scoring.lengths import positions_of
 from antiphase.lab.scoring.loading import LoadedModel, load_model, openings_of, origins, refused_by_model
 from antiphase.lab.settings.flags import Settings
 from antiphase.lab.settings.naming import naming
 from antiphase.lab.text.prepare import PreparedData
 from antiphase.lab.training.device import loading_options
+from antiphase.models.sources.models import read_config
 from antiphase.models.sources.tokenizers import load_tokenizer
 
 FLAGS = {
@@ -79,7 +81,7 @@ def evaluate(
         data = module.prepare(loaded, settings, output, say)
         if isinstance(data, PreparedData):
             for name in others:
-                _check_same_tokens(loaded, name)
+                _check_other(loaded, name, data.settings.sequence_length)
         journal.begin()
         say(f"measuring {measurement.name}")
         parts, count = Parts(report, journal), 1 + len(others)
@@ -128,11 +130,13 @@ def others_of(settings: Any) -> Sequence[str]:
     return settings.against if isinstance(settings, ComparedSettings) else ()
 
 
-def _check_same_tokens(first: LoadedModel, name: str) -> None:
+def _check_other(first: LoadedModel, name: str, length: int) -> None:
     """
     Raises:
-        InputError: a model to compare has another tokenizer, so its loss per token is of other tokens.
+        InputError: a model to compare reads shorter sequences, or has another tokenizer, so its loss per token is of
+            other tokens.
     """
+    check_length(length, positions_of(read_config(name, field="against")), name)
     if load_tokenizer(name, field="against").get_vocab() != first.tokenizer.get_vocab():
         raise InputError(
             f"{named('against', name)} has other tokens than {first.name}, so their losses per token do not compare; "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-from antiphase.base.records import Record
+from antiphase.base.records import DEQUANTIZED, Record
 from antiphase.lab.catalog import measurement_of
 from antiphase.lab.pages import tables
 from antiphase.lab.pages.presentation import Presentation, by_model, short_names
@@ -20,6 +21,10 @@ PRESENTATIONS = {
     "benchmark-evaluation": "benchmarks.EVALUATION",
 }
 """Where kinds of records without a folder of their own are presented."""
+OF_A_MODEL = ("name", "device", "dtype", "device_map", "opening", "measured", DEQUANTIZED)
+"""Settings that may differ between models measured in the same way."""
+OF_TEXT = ("source", "sequence_length", "paths", "validation", "validation_share", "text_field")
+"""Settings of data that say on what a model was measured."""
 UNKNOWN = Presentation(
     introduction=lambda record: (
         f"Records of kind “{record.kind}” have no layout of their own: here are their single values."
@@ -49,7 +54,7 @@ def main_tables(record: Record) -> list[Table]:
 
 
 def side_by_side(records: Sequence[Record]) -> list[Table]:
-    """Tables of records of one kind and of different models as one table, whose first column is the model."""
+    """Tables of different models measured in the same way as one table, whose first column is the model."""
     return [
         replace(table, title=f"{table.title}: side by side")
         for own in _of_several_models(records)
@@ -58,7 +63,7 @@ def side_by_side(records: Sequence[Record]) -> list[Table]:
 
 
 def compared(records: Sequence[Record]) -> list[Record]:
-    """Records of one kind and of different models as one record, where the kind has such records."""
+    """Records of different models measured in the same way as one record, where the kind has such records."""
     found = []
     for own in _of_several_models(records):
         first = next(iter(own.values()))
@@ -74,13 +79,29 @@ def compared(records: Sequence[Record]) -> list[Record]:
 
 
 def _of_several_models(records: Sequence[Record]) -> list[dict[str, Record]]:
-    """Records by model, for every kind of which there is one of each of several models."""
+    """Records by model, for every kind of which there is one of each model, and every way of measuring several."""
     found = []
     for kind in dict.fromkeys(record.kind for record in records):
         own = {str(record.values.get("model")): record for record in records if record.kind == kind}
-        if 1 < len(own) == sum(record.kind == kind for record in records):
-            found.append(own)
+        if len(own) < sum(record.kind == kind for record in records):
+            continue
+        ways = {name: _way(record) for name, record in own.items()}
+        for way in dict.fromkeys(ways.values()):
+            same = {name: record for name, record in own.items() if ways[name] == way}
+            found += [same] if len(same) > 1 else []
     return found
+
+
+def _way(record: Record) -> str:
+    """The settings and the data with which a model was measured."""
+    config, names = record.config, OF_TEXT
+    if "needles" in config:
+        has_sizes = all(config.get(name) for name in ("paths", "lengths", "needles"))
+        names = ("one_token_numbers", *(() if has_sizes else (*OF_TEXT, "needles", "queries")))
+    data = config.get("data") or {}
+    if isinstance(data, Mapping) and data.get("source") != "synthetic":
+        data = {name: data.get(name) or None for name in names}
+    return json.dumps({**{name: value for name, value in config.items() if name not in OF_A_MODEL}, "data": data})
 
 
 def _joined(records: Mapping[str, Record]) -> list[Table]:
@@ -92,7 +113,11 @@ def _joined(records: Mapping[str, Record]) -> list[Table]:
         if len(own) < len(shown) or any(table.columns != first.columns for table in own.values()):
             continue
         has_model = first.columns[0].name == "Model"
-        rows = [row if has_model else [name, *row] for name, table in own.items() for row in table.rows]
+        rows = [
+            [name, *row[has_model:]] if not has_model or row[0] == table.rows[0][0] else row
+            for name, table in own.items()
+            for row in table.rows
+        ]
         columns = first.columns if has_model else [Column("Model"), *first.columns]
         notes = {name: table.note for name, table in own.items() if table.note}
         is_same = len(own) == len(notes) and len(set(notes.values())) == 1

@@ -48,6 +48,9 @@ __all__ = [
 SHARED_BY_ARMS = ("training.seed", "training.steps", "training.batch_size", "training.precision", "training.device")
 """Settings, besides data and evaluation, that must be equal in both arms of a fair comparison."""
 
+TELL_ARMS_APART = {"model.attention_type", "model.kind"}
+"""Settings that say what an arm's model is."""
+
 SMALLEST_WEIGHT = 0.0001
 """Smallest weight of a source in a mixture; weights are exact to this number."""
 
@@ -115,11 +118,12 @@ def _preset(
     compare_tree = tree.pop("compare", {})
     run = build(RunSettings, tree)
     _check_run(run)
-    if validation and run.data.source == "synthetic":
-        raise InputError("--validation cannot be used without --data; synthetic runs hold out sequences of their own")
+    if run.data.validation and run.data.source == "synthetic":
+        given = "--validation" if validation else "data.validation"
+        raise InputError(f"{given} cannot be used without --data; synthetic runs hold out sequences of their own")
     compare = build(CompareSettings, compare_tree, path="compare")
     compare = dataclasses.replace(
-        compare, arms={arm: _named_arm(arm, own, run.model) | own for arm, own in compare.arms.items()}
+        compare, arms={arm: _named_arm(arm, own, run.model) | dotted(own) for arm, own in compare.arms.items()}
     )
     _check_compare(compare)
     for arm in compare.arms:
@@ -154,22 +158,25 @@ def _spell_out_arms(tree: dict[str, Any]) -> None:
 
 def _named_arm(arm: str, own: Mapping[str, Any], model: ModelSettings) -> dict[str, Any]:
     """What an arm of this name changes in the model, unless it says itself what its model is."""
-    if arm not in ARMS or any(key.startswith("model.") for key in dotted(own)):
+    if arm not in ARMS or TELL_ARMS_APART & dotted(own).keys():
         return {}
     return {f"model.{field}": value for field, value in ARMS[arm](model).items()}
 
 
 def for_sizes(compare: CompareSettings, before: ModelSettings, model: ModelSettings) -> CompareSettings:
-    """The comparison with its named arms made anew for a model of other sizes than those ``before``."""
+    """The comparison with what names of arms say made anew for a model of other sizes than those ``before``."""
     if model == before:
         return compare
-    arms = {}
+    arms = dict(compare.arms)
     for arm, own in compare.arms.items():
         try:
-            is_made = _named_arm(arm, {}, before).items() <= own.items()  # from its name: nobody said what its model is
+            made = _named_arm(arm, {}, before)
         except InputError:  # such a model cannot have the arm of this name
-            is_made = False
-        arms[arm] = {**own, **_named_arm(arm, {}, model)} if is_made else own
+            continue
+        given = {key for key, value in made.items() if own.get(key) != value}
+        if made.keys() <= own.keys() and not given & TELL_ARMS_APART:  # nobody said what its model is
+            anew = _named_arm(arm, {}, model)
+            arms[arm] = own | {key: anew[key] for key in made.keys() - given}
     return dataclasses.replace(compare, arms=arms)
 
 
@@ -182,7 +189,7 @@ def _check_new_arms(tree: dict[str, Any], known: Sequence[str]) -> None:
     for arm, changes in _arms(tree).items():
         if arm in known or arm in ARMS or not isinstance(changes, Mapping):
             continue
-        if not {"model.attention_type", "model.kind"} & dotted(changes).keys():
+        if not TELL_ARMS_APART & dotted(changes).keys():
             raise InputError(
                 f"--set compare.arms.{arm}: there is no such arm{nearest(str(arm), known)}; a new one must set its "
                 "model.attention_type or model.kind"
@@ -212,7 +219,7 @@ def check_followed(preset: Preset, overrides: Sequence[str]) -> None:
                 f"--set {key} would change nothing, because every arm has its own; set compare.arms.ARM.{key}, with "
                 f"ARM one of {', '.join(preset.compare.arms)}"
             )
-    if not {"model.attention_type", "model.kind"} & set(keys):  # which tell arms apart
+    if not TELL_ARMS_APART & set(keys):
         return
     found: dict[str, str] = {}
     for arm in preset.compare.arms:

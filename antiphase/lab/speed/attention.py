@@ -13,16 +13,7 @@ from torch import Tensor
 
 from antiphase.base.records import Record
 from antiphase.lab.speed.conditions import Condition, conditions
-from antiphase.lab.speed.gpu_schemes import (
-    BY_BLOCKS,
-    BY_BLOCKS_V2,
-    COMPARED_ON_GPU,
-    FLASH,
-    FLASH_DIFFLLAMA,
-    FLEX,
-    FUSED,
-    FUSED_V2,
-)
+from antiphase.lab.speed.gpu_schemes import BLOCKWISE_V2, COMPARED_ON_GPU, FLASH, FLASH_DIFFLLAMA, FLEX, FUSED, FUSED_V2
 from antiphase.lab.speed.memory import peak_extra_bytes
 from antiphase.lab.speed.pieces import Piece, Pieces, at_once
 from antiphase.lab.speed.schemes import (
@@ -48,7 +39,7 @@ from antiphase.ops.native.library import kernels, why_not_built
 HEADS, WIDTH = 8, 64
 CHECK_LENGTH = 257
 CHECKED_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
-SHORTEST_CACHE = 256
+SHORT_CACHES = (64, 256)
 """With so few keys, the overhead of calls before the kernel is largest relative to the total time."""
 LONGEST_WITH_MAPS = 1024
 """Methods that store N × N weights are skipped beyond this length, where they take eight times as long."""
@@ -95,7 +86,7 @@ def _on_cpu(*, quick: bool) -> Suite:
         Case(length, HEADS, WIDTH, dtype, task)
         for task in COMPARED
         for dtype in dtypes
-        for length in ((SHORTEST_CACHE, *lengths) if task == "decode" else lengths)
+        for length in ((*SHORT_CACHES, *lengths) if task == "decode" else lengths)
     ]
     memory = [Case(4096, HEADS, WIDTH, torch.float32, "forward + backward")]
     by_condition: list[Case] = []
@@ -304,7 +295,7 @@ def _is_timed(scheme: Scheme, case: Case, *, quick: bool) -> bool:
     if case.device != "cpu":
         if scheme is FLEX:  # compiling it takes longer than timing it
             return case.length <= LONGEST_OF_ALL and case.dtype != torch.float32
-        if scheme in (BY_BLOCKS, BY_BLOCKS_V2):  # a hundred times as slow in half precision
+        if scheme in (BLOCKWISE, BLOCKWISE_V2):  # a hundred times as slow in half precision
             return case.length <= LONGEST_OF_ALL and (not quick or case.dtype == torch.float32)
         return True
     if scheme.cache_dtype == case.dtype:  # the ordinary method again

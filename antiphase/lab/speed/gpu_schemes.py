@@ -19,6 +19,7 @@ from antiphase.lab.speed.schemes import (
     DIFFLLAMA,
     FOUR_CALLS,
     ONE_CALL_V2,
+    OURS_V2,
     SOFTMAX,
     Scheme,
     by_backend,
@@ -81,24 +82,16 @@ FLASH_TWO_CALLS = by_backend(
 )
 FLASH_V2 = by_backend(ONE_CALL_V2, "one flash call for V2", SDPBackend.FLASH_ATTENTION)
 FLEX = Scheme("FlexAttention", flex, forward=6, backward=14)
-BY_BLOCKS = replace(BLOCKWISE, run=partial(ours, impl="blockwise"))
-BY_BLOCKS_V2 = replace(
-    BY_BLOCKS,
-    name="V2 blockwise",
-    run=partial(ours, halves=1, impl="blockwise"),
-    shares_keys=True,
-    forward=3,
-    backward=8,
-)
-BY_PRODUCTS = replace(BY_BLOCKS, name="V1 by products", run=by_products)
-BY_PRODUCTS_V2 = replace(BY_BLOCKS_V2, name="V2 by products", run=by_products)
+BLOCKWISE_V2 = replace(OURS_V2, name="V2 blockwise", run=partial(ours, halves=1, impl="blockwise"))
+BY_PRODUCTS = replace(BLOCKWISE, name="V1 by products", run=by_products)
+BY_PRODUCTS_V2 = replace(OURS_V2, name="V2 by products", run=by_products)
 FUSED = Scheme("V1", partial(ours, impl="triton"), forward=6, backward=14)
 FUSED_V2 = Scheme("V2", partial(ours, halves=1, impl="triton"), forward=4, backward=11, shares_keys=True)
 
-_WAYS = [FLASH, CUDNN, FLASH_DIFFLLAMA, FLASH_TWO_CALLS, FLASH_FOUR_CALLS, FLEX, BY_BLOCKS]
+_WAYS = [FLASH, CUDNN, FLASH_DIFFLLAMA, FLASH_TWO_CALLS, FLASH_FOUR_CALLS, FLEX, BLOCKWISE]
 COMPARED_ON_GPU: dict[str, Sequence[tuple[Scheme, Sequence[Scheme]]]] = {
-    "forward + backward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2, BY_BLOCKS_V2])],
-    "forward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2, BY_BLOCKS_V2])],
+    "forward + backward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2, BLOCKWISE_V2])],
+    "forward": [(FUSED, _WAYS), (FUSED_V2, [FLASH, FLASH_V2, BLOCKWISE_V2])],
     "decode": [(FUSED, [FLASH, FLASH_DIFFLLAMA, BY_PRODUCTS]), (FUSED_V2, [FLASH, FLASH_V2, BY_PRODUCTS_V2])],
     CAPTURED: [(FUSED, [FLASH, FLASH_DIFFLLAMA, BY_PRODUCTS]), (FUSED_V2, [FLASH, FLASH_V2, BY_PRODUCTS_V2])],
 }

@@ -116,7 +116,8 @@ class Blocks(Generic[Arm]):
         if len(self.arms) < 3 or not self.residuals.any():
             return None
         drawn = _spherical(*self.values.shape)
-        return float((len(drawn) - numpy.searchsorted(drawn, _sphericity(self.residuals)) + 1) / (len(drawn) + 1))
+        found = _sphericity(self.residuals) * (1 - 1e-9)  # of two blocks it is always the same, but for rounding
+        return float((len(drawn) - numpy.searchsorted(drawn, found) + 1) / (len(drawn) + 1))
 
     @property
     def is_pooled(self) -> bool:

@@ -67,7 +67,7 @@ class PackedTokens:
         base: Any = self.tokens
         while isinstance(base, np.ndarray):
             base = base.base
-        if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # Windows has no such call
+        if isinstance(base, mmap.mmap):
             base.madvise(mmap.MADV_DONTNEED)
 
     def without(self, token: int) -> np.ndarray[Any, np.dtype[np.int64]]:

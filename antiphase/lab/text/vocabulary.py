@@ -51,7 +51,7 @@ def tokenizer_for(settings: DataSettings, cache: Path, progress: Callable[[str],
     with FileLock(cache / f".{folder.name}.lock"):
         if not _is_unchanged(folder):
             shutil.rmtree(folder, ignore_errors=True)
-            on = f" on {settings.vocabulary_sample:,} characters of the text" if is_sampled else ""
+            on = f" on up to {settings.vocabulary_sample:,} characters of the text" if is_sampled else ""
             progress(f"training a tokenizer of {settings.vocabulary_size} entries{on}")
             if size is not None and size <= SHARD:
                 _make(settings, folder, digits, is_sampled=is_sampled)

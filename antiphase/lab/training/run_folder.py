@@ -112,8 +112,8 @@ def check_run_of(folder: Path, settings: RunSettings) -> None:
     changed = [name for name in now if before.get(name) != now[name] and not name.endswith(START_SETTING)]
     if changed:
         raise InputError(
-            f"{folder} holds a run with other settings than its study's ({', '.join(changed)}); remove that folder, "
-            "and --resume trains the run again"
+            f"{folder} holds a run with other settings than its study's ({', '.join(changed)}); remove that folder and "
+            "repeat the command to train the run again"
         )
     run_record(folder)
 

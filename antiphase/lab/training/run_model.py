@@ -97,8 +97,8 @@ def check_mesh(config: PreTrainedConfig, training: TrainingSettings) -> None:
     if tensor > 1:
         if config.base_model_tp_plan is None:
             raise InputError(
-                "training.mesh.tensor cannot divide layers with sinks, lambda_form=head, dex_heads, num_noise_heads, "
-                "whole_qk_norm or pairs across keys; remove it, or divide with training.mesh.shard"
+                "training.mesh.tensor cannot divide layers with sinks, softmax_one, softpick, cog, lambda_form=head, "
+                "dex_heads, num_noise_heads, whole_qk_norm or pairs across keys; remove it, or use training.mesh.shard"
             )
         if divides_mlp(config) and config.intermediate_size % tensor:
             raise InputError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,9 +15,7 @@ from typing import Any
 
 from antiphase.base.errors import Interrupted
 
-TERMINATIONS = tuple(
-    signal.Signals[name] for name in ("SIGTERM", "SIGHUP", "SIGXCPU") if name in signal.Signals.__members__
-)
+TERMINATIONS = (signal.SIGTERM, signal.SIGHUP, signal.SIGXCPU)
 """What asks a process to end: a command or a batch system, its terminal that is closed, its processor time used up."""
 
 
@@ -75,10 +73,6 @@ def handled(signals: Sequence[int], handle: Callable[[int], None]) -> Iterator[N
 
 def _leave_closed_terminal() -> None:
     """Let what is printed go nowhere if the terminal has been closed: progress must not fail before the checkpoint."""
-    if sys.platform == "win32":
-        return
-    import termios
-
     for stream in (1, 2):
         try:
             termios.tcgetattr(stream)

@@ -22,6 +22,8 @@ EMULATED = ("-DANTIPHASE_EMULATED_TILES",)
 """Extra flags of a test library that emulates AMX tiles in plain C++, for processors without them."""
 SANITIZED = (*EMULATED, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-O1", "-g")
 """Extra flags of a test library that also stops at invalid addresses and undefined arithmetic."""
+ENTRIES = ("library", "steps")
+"""Sources that are compiled once, for every processor."""
 COMPILERS = ("g++", "clang++", "c++")
 
 
@@ -96,14 +98,15 @@ def build(target: Path | None = None, extra: tuple[str, ...] = ()) -> Path:
              str(SOURCE / "kernel.cpp"), "-o", str(folder / f"{name}.o")]
             for name, flags in kernels.items()
         ]  # fmt: skip
-        commands.append([*compiler, *FLAGS, *extra, f'-DANTIPHASE_SOURCES="{bears}"', "-c",
-                         str(SOURCE / "library.cpp"), "-o", str(folder / "library.o")])  # fmt: skip
+        for name in ENTRIES:
+            commands.append([*compiler, *FLAGS, *extra, f'-DANTIPHASE_SOURCES="{bears}"', "-c",
+                             str(SOURCE / f"{name}.cpp"), "-o", str(folder / f"{name}.o")])  # fmt: skip
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, commands))
         linked = folder / LIBRARY
         # The portable kernels come first: the linker takes code that objects share from the first, and that must run
         # everywhere.
-        objects = [str(folder / f"{name}.o") for name in (*kernels, "library")]
+        objects = [str(folder / f"{name}.o") for name in (*kernels, *ENTRIES)]
         _run([*compiler, "-shared", "-pthread", *extra, "-o", str(linked), *objects])
         beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:

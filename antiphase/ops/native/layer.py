@@ -1,4 +1,4 @@
-"""Operations of a layer around attention as PyTorch operators: RMSNorm, λ, and a V1 layer's decoding step."""
+"""Operations of a layer around attention as PyTorch operators: RMSNorm and λ."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from antiphase.ops.dispatch import bypassing_dispatcher, operator
-from antiphase.ops.native.library import FEW, check_vectors, library, run, run_norm
-from antiphase.ops.native.operators import empty_output, rows
+from antiphase.ops.native.library import library, run_norm
 
 
 def normalize(tensor: Tensor, weight: Tensor, eps: float, factor: float) -> Tensor:
@@ -104,7 +103,9 @@ torch.library.register_autograd("antiphase::native_norm_backward", _second_deriv
 def exponential_lambda(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: float) -> Tensor:
     """λ = exp(q1 · k1) - exp(q2 · k2) + initial from fp32 vectors (d,), 0-d in fp32; not differentiable."""
     vectors = [vector.contiguous() for vector in (q1, k1, q2, k2)]
-    check_vectors(vectors, q1.numel())
+    if any(vector.dtype != torch.float32 or vector.numel() != q1.numel() for vector in vectors):
+        given = [(v.dtype, tuple(v.shape)) for v in vectors]
+        raise ValueError(f"λ takes four fp32 vectors of one width, got {given}")
     found = library()
     if isinstance(found, str):
         raise RuntimeError(found)
@@ -120,51 +121,5 @@ def _(q1: Tensor, k1: Tensor, q2: Tensor, k2: Tensor, initial: float) -> Tensor:
     return q1.new_empty(())
 
 
-def attend_in_v1(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    q1: Tensor,
-    k1: Tensor,
-    q2: Tensor,
-    k2: Tensor,
-    weight: Tensor,
-    mask: Tensor | None,
-    groups: int,
-    is_causal: bool,
-    sliding_window: int,
-    scale: float,
-    initial: float,
-    eps: float,
-    factor: float,
-) -> Tensor:
-    """λ, attention of a few queries and the head norm, rounded once and not differentiable: (B, H, N, 2d).
-
-    Arguments as in ``operators.attend``, ``exponential_lambda`` and ``normalize``.
-    """
-    query, key, value = rows(query), rows(key), rows(value)
-    out = empty_output(query, value, q1, groups)
-    run(
-        FEW, query=query, key=key, value=value, lam=None, mask=None if mask is None else rows(mask), groups=groups,
-        is_causal=is_causal, sliding_window=sliding_window, scale=scale, out=out,
-        vectors=(q1.contiguous(), k1.contiguous(), q2.contiguous(), k2.contiguous()), initial=initial,
-        norm=(weight.contiguous(), eps, factor),
-    )  # fmt: skip
-    return out
-
-
-native_v1_step = operator("native_v1_step", attend_in_v1)
-
-
-@torch.library.register_fake("antiphase::native_v1_step")
-def _(query: Tensor, key: Tensor, value: Tensor, lam: Tensor, *rest: Any) -> Tensor:
-    groups = rest[5]
-    return empty_output(query, value, lam, groups)
-
-
-norm, lambda_of, v1_step = (
-    bypassing_dispatcher(function, operator)
-    for function, operator in (
-        (normalize, native_norm), (exponential_lambda, native_lambda), (attend_in_v1, native_v1_step)
-    )
-)  # fmt: skip
+norm = bypassing_dispatcher(normalize, native_norm)
+lambda_of = bypassing_dispatcher(exponential_lambda, native_lambda)

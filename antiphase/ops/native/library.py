@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
 from ctypes import c_char_p, c_double, c_float, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -15,11 +14,11 @@ from torch import Tensor
 from antiphase.ops.native.build import LIBRARY, fingerprint, library_path
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
-FORWARD, BACKWARD, FEW = range(3)
+FORWARD, BACKWARD = range(2)
 KERNELS = ("portable", "AVX2", "AVX-512", "AVX-512 BF16", "AMX")
 """In the order of the library's own numbers."""
 
-PROBLEM = struct.Struct("@19P21q13q4d4i2P")
+PROBLEM = struct.Struct("@15P21q13q3d4i2P")
 """``antiphase_problem`` of source/problem.h: tensors, strides, sizes, scale, switches, how to run on several threads.
 For a short sequence, filling it in takes as long as the call, and struct is the fastest way.
 """
@@ -64,20 +63,35 @@ def library() -> ctypes.CDLL | str:
 
 
 @cache
+def torch_library() -> ctypes.CDLL | None:
+    """PyTorch's own library of CPU functions, to take functions by their addresses; None if there is none."""
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*")):
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:  # not a library
+            continue
+    return None
+
+
+@cache
 def threads_of_torch() -> tuple[int, int]:
     """Addresses of the functions that run code on PyTorch's own threads and give a thread's index; 0 if there are none.
 
     PyTorch's threads stay busy for a while waiting for work, and threads of our own would compete with them.
     """
-    folder = Path(torch.__file__).parent / "lib"
-    for path in sorted(folder.glob("libtorch_cpu.*")):
-        try:
-            torch_cpu = ctypes.CDLL(str(path))
-            found = [ctypes.cast(f, c_void_p).value for f in (torch_cpu.GOMP_parallel, torch_cpu.omp_get_thread_num)]
-        except (OSError, AttributeError):  # PyTorch was built without OpenMP
-            continue
-        return found[0] or 0, found[1] or 0
-    return 0, 0
+    try:
+        return address_in_torch("GOMP_parallel"), address_in_torch("omp_get_thread_num")
+    except AttributeError:  # PyTorch was built without OpenMP
+        return 0, 0
+
+
+def address_in_torch(name: str) -> int:
+    """The address of a C function.
+
+    Raises:
+        AttributeError: PyTorch has none of this name.
+    """
+    return ctypes.cast(getattr(torch_library(), name), c_void_p).value or 0
 
 
 @torch.compiler.assume_constant_result  # the answer never changes within a process
@@ -133,15 +147,10 @@ def run(
     grad: Tensor | None = None,
     grads: tuple[Tensor, Tensor, Tensor] | None = None,
     grad_lam: Tensor | None = None,
-    vectors: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
-    initial: float = 0.0,
-    norm: tuple[Tensor, float, float] | None = None,
 ) -> None:
     """Run a task on PyTorch's threads; shapes as in ``operators.attend`` and ``operators.attend_backward``.
 
-    ``shared`` neighbouring heads subtract the second map of their first; a few queries (``FEW``) have one for each
-    head all the same. ``vectors`` and ``initial`` replace ``lam`` and give λ as in ``layer.exponential_lambda``.
-    ``norm`` is the head norm after a few queries: weight (dv,), ε and a factor.
+    ``shared`` neighbouring heads subtract the second map of their first.
 
     Raises:
         ValueError: the shapes do not fit together; this prevents reads beyond a tensor's end.
@@ -153,17 +162,15 @@ def run(
         raise RuntimeError(found)
     if groups < 1 or sliding_window < 0:
         raise ValueError(f"groups must be at least 1, sliding_window at least 0, got {groups} and {sliding_window}")
-    maps = 1 if lam is None and vectors is None else 2
+    maps = 1 if lam is None else 2
     _check_dtypes(query, key, value, lam, mask, grad)
-    _check_shapes(query, key, value, lam, mask, groups, maps, grad, statistics, None if norm is None else norm[0])
+    _check_shapes(query, key, value, lam, mask, groups, maps, grad, statistics)
     has_one_mask = mask is None or mask.shape[1] == 1
     fits = 1 < shared <= MOST_SHARED and query.shape[1] // maps // groups % shared == 0
     if shared != 1 and not (fits and maps == 2 and has_one_mask):
         raise ValueError(
             f"{shared} heads cannot share a second map: only a divisor of a group's, at most {MOST_SHARED}, of one mask"
         )
-    if vectors is not None:
-        check_vectors(vectors, query.shape[3])
     if edges is not None:
         if mask is not None:
             raise ValueError("packed sequences, whose edges are given, take no mask")
@@ -177,13 +184,11 @@ def run(
             *((0, 0) if edges is None else (edges[0].data_ptr(), edges[1].data_ptr())),
             address(out), address(statistics), address(grad),
             *((0, 0, 0) if grads is None else (t.data_ptr() for t in grads)), address(grad_lam),
-            *((0, 0, 0, 0) if vectors is None else (t.data_ptr() for t in vectors)),
-            0 if norm is None else norm[0].data_ptr(),
-            *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *broadcast(lam), *broadcast(mask),
+            0, *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], *broadcast(lam), *broadcast(mask),
             *(NO_STRIDES if out is None else out.stride()[:3]), *(NO_STRIDES if grad is None else grad.stride()[:3]),
             batch, groups, maps_of_all // maps // groups, maps, key_maps, queries, key.shape[2], width,
             parts * value.shape[3], parts, 0 if edges is None else len(edges[0]) - 1, shared, sliding_window,
-            scale, initial, *((0.0, 0.0) if norm is None else norm[1:]), is_causal, DTYPES[query.dtype], task,
+            scale, 0.0, 0.0, is_causal, DTYPES[query.dtype], task,
             torch.get_num_threads() if parallel else 1, parallel, thread,
         )
     )  # fmt: skip
@@ -216,7 +221,6 @@ def _check_shapes(
     maps: int,
     grad: Tensor | None,
     statistics: Tensor | None,
-    norm: Tensor | None,
 ) -> None:
     batch, maps_of_all, queries, width = query.shape
     key_batch, key_heads, keys, key_width = key.shape
@@ -233,14 +237,13 @@ def _check_shapes(
         and key_heads == groups * key_maps
         and value_heads == groups * parts
         and values == keys
-        and (norm is None or (norm.shape == (value_width,) and norm.dtype == query.dtype))
         and (lam is None or lam.numel() == 1 or _fits(lam, (batch, heads, queries)))
         and (mask is None or (_fits(mask, (batch, heads, queries, keys)) and mask.shape[3] == keys))
         and (grad is None or grad.shape == (batch, heads, queries, value_width))
         and (statistics is None or holds(statistics, (batch, maps_of_all, queries, 2), exact))
     ):
-        given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask, "norm": norm,
-                 "grad": grad, "statistics": statistics}  # fmt: skip
+        given = {"query": query, "key": key, "value": value, "lam": lam, "mask": mask, "grad": grad,
+                 "statistics": statistics}  # fmt: skip
         sizes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in given.items() if tensor is not None)
         raise ValueError(f"{sizes} do not fit together for {groups} value heads and {maps} maps a head")
 
@@ -298,18 +301,6 @@ def run_loop(loop: str, dtype: torch.dtype, rounds: int, threads: int) -> int:
     )
     assert status == 0, "the library has every loop in every dtype"
     return int(operations)
-
-
-def check_vectors(vectors: Sequence[Tensor], width: int) -> None:
-    """Check that the λ vectors are contiguous, fp32 and of length ``width``.
-
-    Raises:
-        ValueError: one of them is not.
-    """
-    for vector in vectors:
-        if vector.dtype != torch.float32 or vector.numel() != width or not vector.is_contiguous():
-            given = [(v.dtype, tuple(v.shape)) for v in vectors]
-            raise ValueError(f"λ takes four contiguous fp32 vectors of {width} numbers, got {given}")
 
 
 def _check_edges(edges: tuple[Tensor, Tensor], batch: int, *lengths: int) -> None:

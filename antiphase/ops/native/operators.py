@@ -1,4 +1,4 @@
-"""The native kernels as PyTorch operators: forward, backward and decoding, with shapes for tracing.
+"""The native kernels as PyTorch operators: forward and backward, with shapes for tracing.
 
 One map per head is softmax attention, two are differential attention. Legend as in ``shapes``, with S maps per head.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from antiphase.ops.dispatch import operator
-from antiphase.ops.native.library import BACKWARD, FEW, FORWARD, run
+from antiphase.ops.native.library import BACKWARD, FORWARD, run
 from antiphase.ops.shapes import statistics_dtype
 
 
@@ -169,37 +169,3 @@ def _refuse_backward(ctx: Any, *grads: Tensor) -> None:
 
 torch.library.register_autograd("antiphase::native_attention", _backward, setup_context=_setup_context)
 torch.library.register_autograd("antiphase::native_attention_backward", _refuse_backward)
-
-
-def attend_few(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    lam: Tensor | None,
-    mask: Tensor | None,
-    groups: int,
-    is_causal: bool,
-    sliding_window: int,
-    scale: float,
-) -> Tensor:
-    """A few queries over many keys, not differentiable; arguments and result as in ``attend``."""
-    # registering an autograd formula that raises would cost more than the call
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (query, key, value, lam)):
-        raise RuntimeError("native_attention_of_few has no derivatives; use differential_attention")
-    query, key, value = rows(query), rows(key), rows(value)
-    out = empty_output(query, value, lam, groups)
-    run(
-        FEW, query=query, key=key, value=value, lam=lam, mask=None if mask is None else rows(mask), groups=groups,
-        is_causal=is_causal, sliding_window=sliding_window, scale=scale, out=out,
-    )  # fmt: skip
-    return out
-
-
-native_attention_of_few = operator("native_attention_of_few", attend_few)
-
-
-@torch.library.register_fake("antiphase::native_attention_of_few")
-def _(
-    query: Tensor, key: Tensor, value: Tensor, lam: Tensor | None, mask: Tensor | None, groups: int, *_: Any
-) -> Tensor:
-    return empty_output(query, value, lam, groups)

@@ -1,5 +1,7 @@
 """``antiphase evaluate many-shot``: what is left out is told with its reason, and no task takes another's place."""
 
+from dataclasses import replace
+
 import pytest
 from transformers import AutoTokenizer
 
@@ -146,3 +148,18 @@ def test_losses_per_token_are_compared_only_of_the_same_tokens(folder):
         assert {row[0] for row in main_tables(record)[0].rows} == {"model", "third"}
     (drawn,) = figures_of(record).values()
     assert [line.get_label() for line in drawn.axes[0].get_lines()] == ["model", "third"]
+
+
+@pytest.mark.parametrize("measurement", ["perplexity", "long-context"])
+@pytest.mark.parametrize("length", [33, None])
+def test_no_model_is_given_more_tokens_than_it_reads(folder, measurement, length):
+    """The other model is refused before the first is measured, also at the length that is usual for the first."""
+    (folder / "text.txt").write_text("word 1 negative positive word 2. " * 90)
+    tokenizer = AutoTokenizer.from_pretrained("model")
+    save(small_llama(tokenizer, max_position_embeddings=32), tokenizer, folder / "short")
+    settings = settings_of(measurement, name="model", against=["short"], paths=["text.txt"], length=length, samples=4)
+    said = []
+    with pytest.raises(InputError, match=f"--length {length or 120} is longer than the 32 positions of short; shorten"):
+        evaluate(settings, folder / "refused", say=said.append)
+    assert f"measuring {measurement}" not in said
+    assert evaluate(replace(settings, length=32), folder / "out").values["against"].keys() == {"short"}

@@ -13,6 +13,8 @@ from antiphase.base.records import Record
 from antiphase.lab.measures import retrieval_presentation
 from antiphase.lab.measures.perplexity.presentation import losses
 from antiphase.lab.pages import summary, tables, write_report
+from antiphase.lab.pages.presentation import Presentation, by_model
+from antiphase.lab.pages.tables import Column, Table
 from antiphase.lab.studies.compare import tables as trained
 from antiphase.lab.studies.compare.reading import comparison_of, retrieval_of
 from support.paths import ROOT
@@ -267,3 +269,60 @@ def test_models_measured_in_the_same_way_stand_in_one_table(tmp_path):
         "b/m",
     ]
     assert summary.side_by_side([measured("a", 1.25), measured("a", 2.5)]) == []  # of one model: not of several
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["real-model/document-gain", "real-model/hallucination", "classify-cr", "reproduce/ablations", "reproduce/scaling"],
+)
+def test_no_two_columns_of_a_table_have_one_name(name):
+    """Readers of CSV files and frames tell columns apart by them."""
+    record = Record.load(ROOT / "records" / f"{name}.json")
+    further = summary.presentation_of(record.kind).details(record)
+    for table in (*summary.main_tables(record), *filter(None, further)):
+        names = [column.name for column in table.columns]
+        assert len(set(names)) == len(names), table.title
+
+
+def test_only_models_measured_in_the_same_way_stand_in_one_table():
+    def measured(model, **config):
+        data = {"source": "text", "sequence_length": config.get("length") or 512, "tokenizer": model, "needles": 8}
+        rows = [{"sequences": 2, "loss": 1.5, "perplexity": 2.0, "tokens": 8}]
+        config = {"name": model, "data": data, "device": model, "dtype": model, "paths": ["book"], **config}
+        return Record(kind="evaluate-perplexity", values={"model": model, "rows": rows}, config=config)
+
+    def joined(*records):
+        alike = [[row[0] for row in table.rows] for table in summary.side_by_side(records)]
+        assert [list(by_model(record)) for record in summary.compared(records)] == alike
+        return alike
+
+    one, two = measured("one"), measured("two")
+    two.config["data"] |= {"needles": 4, "needle_share": 0.5}  # of training
+    assert joined(one, two) == [["one", "two"]]
+    for other in (measured("two", paths=["code"]), measured("two", length=128), measured("two", samples=9)):
+        assert joined(one, other) == []
+    short = [measured("three", length=128), measured("four", length=128)]
+    assert joined(one, *short, two) == [["one", "two"], ["three", "four"]]
+    two.config["data"]["sequence_length"] = 128  # of its own run
+    assert joined(one, two) == []
+
+
+def test_each_row_of_a_joint_table_names_its_model(monkeypatch):
+    def measured(model, column, *cells):
+        table = Table(title="Any", columns=[Column(column)], rows=[[cell] for cell in cells])
+        monkeypatch.setitem(tables_of, model, table)
+        return Record(kind="evaluate-x", values={"model": model})
+
+    tables_of = {}
+    shown = Presentation(introduction="", tables=lambda record: [tables_of[record.values["model"]]])
+    monkeypatch.setattr(summary, "presentation_of", lambda kind: shown)
+
+    def joined(*records):
+        (joint,) = summary.side_by_side(records)
+        assert joint.columns[0].name == "Model"
+        return joint.rows
+
+    states = [measured(f"a/{model}", "State", "trained", "untrained") for model in ("one", "two")]
+    assert joined(*states) == [[model, state] for model in ("one", "two") for state in ("trained", "untrained")]
+    alike = [measured(f"{folder}/m", "Model", "m", "m", "the paper") for folder in ("a", "b")]
+    assert joined(*alike) == [["a/m"], ["a/m"], ["the paper"], ["b/m"], ["b/m"], ["the paper"]]

@@ -134,6 +134,7 @@ def test_spikes_that_were_not_counted_are_a_dash():
 def test_cancellation_is_shown_by_layer_and_by_map():
     record = cancellation_record()
     first, maps = summary.main_tables(record)
+    assert first.columns[0].name == maps.columns[0].name == "State"  # beside models, "Model" has their names
     assert first.text()[0] == ["trained", "0", "+0.250", "40.0 %", "20.0 %", "1.5", "0.3"]
     assert first.text()[1][2] == "–"
     assert [row[:2] for row in maps.text()] == [

@@ -177,6 +177,8 @@ def test_with_data_of_another_form_is_refused(preset, with_data):
 def test_validation_without_text_is_refused(preset):
     with pytest.raises(InputError, match="--validation cannot be used without --data"):
         load_preset(preset(), validation=["a.txt"])
+    with pytest.raises(InputError, match=r"^data\.validation cannot be used without --data"):
+        load_preset(preset(), ["data.validation=[a.txt]"])
 
 
 def test_arms_override_the_run_and_nothing_else_of_it(preset):
@@ -475,6 +477,14 @@ def test_a_named_arm_keeps_its_own_settings_and_a_model_of_its_own_wins(preset):
     assert runs["SW"].training.learning_rate == 1e-4
     assert runs["SW"].model.head_norm
     assert runs["V1"].model.attention_type == "softmax"
+
+
+def test_a_setting_of_its_model_leaves_a_named_arm_what_its_name_says():
+    preset = load_preset("sooner", ["compare.arms.SW.model.rope_theta=1000", "compare.arms.V1+.model.lambda_init=0.8"])
+    models = {arm: arm_run(preset.run, preset.compare, arm, seed=0).model for arm in preset.compare.arms}
+    assert (models["SW"].head_norm, models["SW"].num_attention_heads, models["SW"].rope_theta) == (True, 2, 1000)
+    assert (models["V1+"].second_map, models["V1+"].lambda_init) == ("added", 0.8)
+    assert models["V1"] == dataclasses.replace(models["V1+"], second_map=models["V1"].second_map, lambda_init=None)
 
 
 def test_heads_that_cannot_be_halved_are_refused(preset):

@@ -85,6 +85,11 @@ def test_what_unequal_arms_cost(spreads, blocks, least, pools):
     assert pooled <= pools
 
 
+def test_of_two_blocks_the_look_at_pooling_sees_nothing():
+    generator = numpy.random.default_rng(5)
+    assert {drawn(generator, blocks=2, spreads=(9.0, 1.0, 1.0, 1.0)).pooling_p for _ in range(20)} == {1.0}
+
+
 def test_nearly_the_same_arms_are_not_pooled_with_others():
     """Two arms that hardly differ leave residuals that are not spherical, although every arm varies as much."""
     generator = numpy.random.default_rng(0)

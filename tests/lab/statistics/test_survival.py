@@ -62,6 +62,8 @@ def test_no_word_is_given_where_the_exact_test_sees_nothing():
     assert str(three.word()) == "cannot tell (log-rank p of 0.05 or more)"
     assert str(compare_steps([1, 2, 3, 4], [5, 6, 7, None]).word()) == "agrees"
     assert str(compare_steps([5, 6, 7, None], [1, 2, 3, 4]).word()) == "disagrees"
+    clear = compare_steps([200, 100, 200, 500, 300, 300], [None, None, 300, 400])
+    assert (clear.p < 0.05, clear.interval[0] < 1, str(clear.word())) == (True, True, "agrees")
 
 
 def test_log_rank_of_many_seeds_is_scipys(monkeypatch):

@@ -62,6 +62,10 @@ def test_a_row_trains_with_the_rate_of_its_kind(tiny_preset):
     ])  # fmt: skip
     rates = {arm: run.training.learning_rate for arm, run in runs_of(ablation_preset(preset)[0]).items()}
     assert rates == {arm: 3e-3 if arm.startswith("softmax") else 4e-3 for arm in TABLE_6}
+    named = runs_of(ablation_preset(load_preset("sooner"), ["no-norm"])[0])
+    assert {arm: run.training.learning_rate for arm, run in named.items()} == {
+        "softmax": 4e-3, "differential": 8e-3, "no-norm": 8e-3
+    }  # fmt: skip
 
 
 def test_rows_that_the_sizes_cannot_have_are_left_out_with_a_reason_or_refused_by_name(tiny_preset):

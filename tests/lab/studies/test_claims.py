@@ -6,6 +6,8 @@ import numpy
 import pytest
 
 from antiphase.base.records import Record
+from antiphase.lab.measures.allocation.presentation import PAPER
+from antiphase.lab.studies.reproduce.claims import CLAIMS
 from antiphase.lab.studies.reproduce.readings import Floor
 from support.claims import ARMS, SEEDS, judged, of_models
 
@@ -417,3 +419,11 @@ def test_claims_without_measurements_are_not_judged():
         "evaluate-many-shot", lambda arm, seed: {"tasks": {"t": {**SHOTS, "samples": 100, "orders": {}}}}
     )
     assert judged("In-context learning: less spread", "many-shot", records).verdict == "cannot tell"
+
+
+@pytest.mark.parametrize("name", ["answer", "noise"])
+def test_the_papers_effect_on_attention_is_the_smallest_of_any_depth(name):
+    pairs = zip(PAPER["softmax", name], PAPER["differential", name], strict=True)
+    effects = [differential - softmax for softmax, differential in pairs]
+    (claim,) = [claim for claim in CLAIMS if claim.name.startswith("Attention allocation") and name in claim.name]
+    assert claim.effect == pytest.approx(min(effects, key=abs))

@@ -11,6 +11,7 @@ from antiphase import cli
 from antiphase.base.errors import InputError
 from antiphase.base.records import Record
 from antiphase.lab.pages import figures, summary
+from antiphase.lab.settings.arms import map_width
 from antiphase.lab.settings.presets import TrainingSettings, for_sizes, load_preset
 from antiphase.lab.studies.grid import Grid
 from antiphase.lab.studies.reproduce import ReproduceSettings, parts
@@ -29,7 +30,12 @@ from support.records import values as values_of
 def test_a_width_takes_the_rest_along(width, layers, heads, mlp, tiny_preset):
     model = resized(load_preset(str(tiny_preset)).run, width).model
     assert (model.hidden_size, model.num_hidden_layers, model.num_attention_heads) == (width, layers, heads)
-    assert (model.intermediate_size, model.head_dim) == (mlp, 4)
+    assert (model.intermediate_size, map_width(model)) == (mlp, 4)
+
+
+def test_its_own_width_leaves_a_run_as_it_is(tiny_preset):
+    run = load_preset(str(tiny_preset), ["model.intermediate_size=100"]).run
+    assert resized(run, run.model.hidden_size) == run
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(2000, 30), (300, 30), (160, 16), (20, 2), (5, 1)])
@@ -62,6 +68,17 @@ def test_named_arms_are_made_anew_at_every_width(tiny_preset, tmp_path):
     other = load_preset(str(tiny_preset), one_key)
     wider = replace(other.run.model, hidden_size=32)
     assert for_sizes(other.compare, other.run.model, wider) == other.compare  # no such model has the arm of this name
+
+
+def test_what_an_arm_says_itself_stays_so_at_every_width(tiny_preset):
+    other = "V1={model.attention_type: softmax, model.num_key_value_heads: 4}"
+    own = [f"compare.arms.{one}" for one in ("SW.model.head_dim=16", "SW.model.rope_theta=500", other)]
+    preset = load_preset(str(tiny_preset), own)
+    wider = replace(preset.run.model, hidden_size=32, num_attention_heads=8)
+    sized = for_sizes(preset.compare, preset.run.model, wider).arms
+    made = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "rope_theta": 500}
+    assert {name: sized["SW"][f"model.{name}"] for name in made} == made
+    assert sized["V1"] == preset.compare.arms["V1"]
 
 
 @pytest.mark.parametrize("scale", ["tiny", "small", "medium"])

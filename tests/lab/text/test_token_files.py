@@ -336,17 +336,19 @@ def test_a_sample_of_the_text_is_bounded_and_a_function_of_the_seed(tmp_path, sm
 def test_a_text_within_the_bound_gives_the_tokenizer_of_the_whole(tmp_path, small_shards):
     json_lines(tmp_path / "a.jsonl")
     size = (tmp_path / "a.jsonl").stat().st_size
+    said = []
 
     def tokenizer_of(bound):
         settings = DataSettings(
             source="text", sequence_length=128, needles=2, queries=1, needle_share=0.0, vocabulary_size=400,
             paths=[str(tmp_path / "a.jsonl")], vocabulary_sample=bound, workers=1, validation_share=0.3,
         )  # fmt: skip
-        return prepare(settings, tmp_path / "cache").tokenizer.get_vocab()
+        return prepare(settings, tmp_path / "cache", progress=said.append).tokenizer.get_vocab()
 
     whole = train_tokenizer(texts(60), 400).get_vocab()
     assert tokenizer_of(size) == whole
     assert tokenizer_of(1500) != whole
+    assert "training a tokenizer of 400 entries on up to 1,500 characters of the text" in said
 
 
 def test_the_bound_is_on_text_that_is_unpacked(tmp_path):

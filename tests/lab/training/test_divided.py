@@ -422,6 +422,7 @@ def test_processes_that_do_not_divide_heads_are_refused(settings, monkeypatch, t
             ["training.mesh.tensor=5", "model.lambda_form=head"],
             r"^training\.mesh\.tensor cannot divide layers with sinks",
         ),
+        (["training.mesh.tensor=5", "model.attention_type=cog"], "layers with sinks, softmax_one, softpick, cog, "),
     ):
         with pytest.raises(InputError, match=message):
             run_model.check_settings(settings(*overrides), tokenizer)

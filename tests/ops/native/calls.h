@@ -12,6 +12,7 @@
 extern "C" int antiphase_run(const antiphase_problem *);
 extern "C" int antiphase_norm(const antiphase_norm_problem *);
 extern "C" int antiphase_loss(const antiphase_loss_problem *);
+extern "C" float antiphase_lambda(const float *const vectors[4], int64_t, double);
 extern "C" int antiphase_choose(int);
 
 namespace {
@@ -99,9 +100,12 @@ Results results(const Form &form, int threads) {
   call.task = ANTIPHASE_FEW, call.queries = 2, call.keys = CACHE, call.out = step.data(), call.statistics = nullptr;
   call.key = cached_key.data(), call.value = cached_value.data();
   by_head(call.key_stride, key_maps, CACHE, D), by_head(call.value_stride, G * form.parts, CACHE, DV / form.parts);
-  if (form.maps == 2)
-    for (int i = 0; i < 4; ++i) call.lambda_vectors[i] = reinterpret_cast<const float *>(vectors.data()) + i * D;
-  call.lambda_initial = 0.2;
+  const float *by_vector[4];
+  for (int i = 0; i < 4; ++i) by_vector[i] = reinterpret_cast<const float *>(vectors.data()) + i * D;
+  const float single = antiphase_lambda(by_vector, D, 0.2);
+  const double exact_single = single;
+  call.lam = form.dtype == ANTIPHASE_FLOAT64 ? static_cast<const void *>(&exact_single) : &single;
+  by_head(call.lam_stride, 0, 0, 0);
   call.norm_weight = weight.data(), call.norm_epsilon = 1e-5, call.norm_factor = 0.8;
   by_head(call.out_stride, heads, 2, DV);
   status |= antiphase_run(&call);

@@ -2,12 +2,13 @@
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 import torch
 
 from antiphase import differential_attention
-from antiphase.ops.native import build, library
+from antiphase.ops.native import build, library, steps
 
 
 @pytest.fixture
@@ -35,6 +36,24 @@ def test_a_broken_file_is_named(elsewhere):
     elsewhere.write_bytes(b"not a library")
     with pytest.raises(ValueError, match=r"cannot be loaded .*run `antiphase build`"):
         attend("native")
+
+
+def test_a_pytorch_without_the_stable_interface_is_named(monkeypatch, built):
+    monkeypatch.setattr(steps, "INTERFACE", ("no_such_function",))
+    with pytest.raises(RuntimeError, match=r"no stable C interface: .*no_such_function"):
+        steps._register()
+
+
+def test_a_program_of_operators_loads_the_library_at_its_first_call(built):
+    call = (
+        "import torch; from antiphase import differential_attention; t = torch.ones(1, 2, 1, 4);"
+        "few = torch.ops.antiphase.native_attention_of_few;"
+        "print(few(t, t, t[:, :1], torch.tensor(0.25), None, 1, True, 0, 0.5).sum().item())"
+    )
+    assert subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=True).stdout == "3.0\n"
+    gpu, elsewhere = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), torch.ones(1, 2, 1, 4, device="meta")
+    with pytest.raises(RuntimeError, match="runs on processors alone"):
+        steps.native_attention_of_few.redispatch(gpu, *[elsewhere] * 3, None, None, 1, True, 0, 0.5)
 
 
 def compiled(source, target):

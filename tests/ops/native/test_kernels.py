@@ -12,7 +12,8 @@ from torch.autograd import forward_ad
 
 from antiphase import differential_attention
 from antiphase.layers.functions import softmax_attention, softmax_weights
-from antiphase.ops.native import library, operators
+from antiphase.ops import api
+from antiphase.ops.native import library, operators, steps
 from antiphase.ops.shapes import positions_mask, statistics_dtype
 from support import attention
 from support.attention import cotangent, inputs, run
@@ -252,7 +253,7 @@ def test_operator_registration_is_sound():
         operators.native_attention, (query, key, value, lam, mask, None, None, 1, True, 0, 0.5, True), test_utils=checks
     )
     plain = [tensor.detach() for tensor in (query, key, value, lam)]
-    torch.library.opcheck(operators.native_attention_of_few, (*plain, mask, 1, True, 0, 0.5), test_utils=checks)
+    torch.library.opcheck(steps.native_attention_of_few, (*plain, mask, 1, True, 0, 0.5), test_utils=checks)
 
 
 @pytest.mark.slow
@@ -348,10 +349,18 @@ def test_edges_may_change_between_forward_and_backward():
 
 
 @pytest.mark.usefixtures("built")
-def test_the_operator_of_a_few_queries_refuses_derivatives():
+def test_the_operator_of_a_few_queries_loses_no_derivative_without_a_word():
+    """It has none: whoever needs them goes through another operator, and PyTorch names this one."""
     query, key, value = inputs(1, 2, 2, 1, 9, 4, 4, 2)
-    with pytest.raises(RuntimeError, match="has no derivatives"):
-        operators.native_attention_of_few(query, key, value, torch.rand(1, 2, 1).double(), None, 2, True, 0, 0.5)
+    lam = torch.rand(2, 1, dtype=torch.float64, requires_grad=True)
+    found, expected = (
+        torch.autograd.grad(differential_attention(query, key, value, lam, impl=impl).sum(), (query, key, value, lam))
+        for impl in ("native", "reference")
+    )
+    torch.testing.assert_close(found, expected)
+    out = steps.native_attention_of_few(query, key, value, lam.detach()[None], None, 2, True, 0, 0.5)
+    with pytest.warns(UserWarning, match="native_attention_of_few: an autograd kernel was not registered"):
+        out.sum().backward()
 
 
 @pytest.mark.usefixtures("kernels")
@@ -371,7 +380,7 @@ def test_a_few_queries(data):
     lam = torch.rand(2, heads, 1, dtype=dtype) if maps == 2 else None
     mask = data.draw(st.sampled_from([None, torch.rand(2, 1, 1, keys) > 0.5]))
     halves = value.unflatten(3, (parts, -1)).transpose(2, 3).flatten(1, 2)
-    found = operators.native_attention_of_few(query, key, halves, lam, mask, groups, True, window, 0.3)
+    found = steps.native_attention_of_few(query, key, halves, lam, mask, groups, True, window, 0.3)
     options = {"is_causal": True, "sliding_window": window or None, "scale": 0.3}
     if lam is None:
         visible = positions_mask(
@@ -388,9 +397,70 @@ def test_a_few_queries(data):
 
 def test_auto_is_native_where_it_serves(monkeypatch, built):
     calls = []
-    monkeypatch.setattr(library, "run", lambda *args, **kwargs: calls.append(args))
-    monkeypatch.setattr(operators, "run", library.run)
+    monkeypatch.setattr(operators, "run", lambda task, **kwargs: calls.append(task))
+    monkeypatch.setattr(api, "native_attention_of_few", lambda *args: calls.append("few") or args[0])
     query, key, value = (t.detach() for t in inputs(1, 2, 2, 60, 60, 8, 8, 2))
     differential_attention(query, key, value, 0.5)
     differential_attention(query[:, :, :1], key, value, 0.5)
-    assert calls == [(library.FORWARD,), (library.FEW,)]
+    assert calls == [library.FORWARD, "few"]
+
+
+ONE_QUERY = [t.detach() for t in inputs(2, 4, 2, 1, 70, 8, 6, 2, torch.float32)]
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("lam", [0.4, torch.tensor(0.4), torch.rand(4, 1), torch.rand(2, 1, 1)], ids=str)
+@pytest.mark.parametrize("form", ["whole", "strided", "bf16", "shared key", "three queries", "padding"])
+def test_a_decoding_step_is_one_call_of_an_operator(monkeypatch, lam, form):
+    """Without the checks in Python, and with the same result."""
+    query, key, value = ONE_QUERY
+    if form == "strided":  # views of a cache
+        key, value = (torch.cat([t, t], 2)[:, :, 1:71] for t in (key, value))
+    elif form == "bf16":
+        query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
+    elif form == "shared key":
+        key = key[:, ::2]
+    elif form == "three queries":
+        query = torch.cat([query, 2 * query, -query], 2)
+    mask = torch.rand(2, 1, 1, 70) > 0.5 if form == "padding" else None
+    options = {"attn_mask": mask, "is_causal": True, "scale": 0.3}
+    tensors = query, key, value
+    exact = differential_attention(*(t.double() for t in tensors), lam, impl="reference", **options)
+    eager = differential_attention(*tensors, lam, impl="reference", **options)
+    monkeypatch.setattr(api, "check_tensors", None)
+    found = differential_attention(*tensors, lam, **options)
+    attention.assert_errs_at_most_twice(found, eager, exact)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("change", [
+    {"query": ONE_QUERY[0].clone().requires_grad_()}, {"lam": torch.rand(4, 1, requires_grad=True)},
+    {"lam": torch.rand(4, 1).double()}, {"lam": 1}, {"attn_mask": torch.rand(70) > 0.5}, {"sliding_window": 9},
+    {"key": ONE_QUERY[1].mT.contiguous().mT}, {"query": torch._neg_view(ONE_QUERY[0])}, {"scale": -0.3},
+    {"impl": "blockwise"}, {"return_weights": True}, {"query": ONE_QUERY[0].expand(-1, -1, 40, -1)},
+], ids=lambda change: "".join(change))  # fmt: skip
+def test_a_step_that_asks_for_more_goes_the_usual_way(change):
+    call = dict(zip(("query", "key", "value", "lam"), (*ONE_QUERY, torch.full((4, 1), 0.4)), strict=True))
+    call |= {"is_causal": True} | change
+    found, expected = differential_attention(**call), differential_attention(**call | {"impl": "reference"})
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    of = found[0] if change == {"return_weights": True} else found
+    assert of.requires_grad == any(t.requires_grad for t in call.values() if torch.is_tensor(t))
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("queries", [1, 2, 20])
+def test_batches_of_vmap_keep_derivatives(queries):
+    """A batch does not tell that derivatives are needed."""
+    query, key, value = inputs(3, 2, 2, queries, 20, 4, 4, 2)
+    lam = torch.rand(2, 1, dtype=torch.float64)
+
+    def call(*tensors):
+        return differential_attention(*tensors, lam, is_causal=True, impl="native")
+
+    by_row = torch.vmap(lambda *rows: call(*(row[None] for row in rows))[0])
+    found, expected = (
+        torch.autograd.grad(function(query, key, value).square().sum(), (query, key, value))
+        for function in (by_row, call)
+    )
+    torch.testing.assert_close(found, expected)

@@ -13,7 +13,7 @@ from antiphase import AntiphaseConfig, AntiphaseForCausalLM, differential_attent
 from antiphase.layers.functions import differential_output, softmax_attention
 from antiphase.layers.norm import RMSNorm
 from antiphase.ops.layer import exponential_lambda, rms_norm, v1_step
-from antiphase.ops.native import layer
+from antiphase.ops.native import layer, steps
 from antiphase.ops.plain import plain_rms_norm
 from antiphase.ops.reference import reference_attention
 from antiphase.ops.shapes import check_tensors
@@ -107,7 +107,7 @@ def test_operators_are_what_pytorch_expects():
     torch.library.opcheck(layer.native_lambda, (*vectors, 0.4))
     query, key, value = (torch.randn(2, 4, n, 8) for n in (1, 9, 9))
     step = (query, key, value, *vectors, torch.rand(16), None, 2, False, 0, 0.3, 0.2, EPS, FACTOR)
-    torch.library.opcheck(layer.native_v1_step, step)
+    torch.library.opcheck(steps.native_v1_step, step)
 
 
 @pytest.mark.usefixtures("kernels")
@@ -274,7 +274,8 @@ def test_a_model_uses_the_fused_step(cache, window, monkeypatch):
     config = AntiphaseConfig(**SIZES, **sliding)
     model = AntiphaseForCausalLM(config).eval()
     taken = []
-    monkeypatch.setattr(layer, "v1_step", lambda *args: taken.append(1) or layer.native_v1_step(*args))
+    step = steps.native_v1_step
+    monkeypatch.setattr(steps, "native_v1_step", lambda *args: taken.append(1) or step(*args))
     ids = torch.randint(0, 61, (2, 12))
     mask = torch.ones_like(ids)
     mask[0, :4] = 0

@@ -5,7 +5,7 @@ import torch
 
 from antiphase import differential_attention
 from antiphase.layers.functions import differential_output, join_halves, softmax_attention, softmax_weights
-from antiphase.ops.native import operators
+from antiphase.ops.native import operators, steps
 from support.attention import assert_errs_at_most_twice
 
 
@@ -144,5 +144,5 @@ def test_the_backward_operator_reads_nothing_that_is_too_small(options):
 @pytest.mark.usefixtures("built")
 def test_a_few_queries_of_no_sequence_at_all():
     query, key = torch.zeros(0, 4, 1, 8), torch.zeros(0, 4, 9, 8)
-    out = operators.native_attention_of_few(query, key, key, torch.tensor(0.3), None, 2, False, 0, 1.0)
+    out = steps.native_attention_of_few(query, key, key, torch.tensor(0.3), None, 2, False, 0, 1.0)
     assert out.shape == (0, 2, 1, 16)

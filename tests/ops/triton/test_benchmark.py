@@ -77,7 +77,7 @@ def unable(*tensors):
     raise RuntimeError("No available kernel.\nAborting execution.")
 
 
-NOT_HERE = (CUDNN, FLEX, gpu_schemes.BY_BLOCKS, gpu_schemes.BY_BLOCKS_V2)
+NOT_HERE = (CUDNN, FLEX, gpu_schemes.BLOCKWISE, gpu_schemes.BLOCKWISE_V2)
 """What a processor lacks, or the short form leaves out."""
 
 

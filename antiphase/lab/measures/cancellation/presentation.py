@@ -15,7 +15,7 @@ from antiphase.lab.pages.tables import Column, Table
 @Cancellation.from_record
 def pairs(found: Cancellation) -> Table | None:
     """Similarity of the two maps of a head, by layer."""
-    columns = [Column("Model"), Column("Layer"), Column("Correlation", "signed"), Column("Cancelled", "percent"),
+    columns = [Column("State"), Column("Layer"), Column("Correlation", "signed"), Column("Cancelled", "percent"),
                Column("Negative share", "percent"), Column("Output RMS", "number"),
                Column("Output / value RMS", "number")]  # fmt: skip
     names = ("correlation", "cancelled", "negative_share", "output_rms", "output_to_value")
@@ -39,7 +39,7 @@ def maps(found: Cancellation) -> Table | None:
         if row.layer == "all"
         for name, of_map in row.maps.items()
     ]
-    columns = [Column("Model"), Column("Map"), Column("Effective keys", "number"), Column("Near zero", "percent"),
+    columns = [Column("State"), Column("Map"), Column("Effective keys", "number"), Column("Near zero", "percent"),
                Column("Noise", "percent"), Column("Answer", "percent")]  # fmt: skip
     note = (
         "Mean over layers and heads. Effective keys: exp of the entropy of |A| / Σ|A|; near zero: weights below a "

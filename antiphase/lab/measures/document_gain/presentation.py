@@ -15,7 +15,7 @@ from antiphase.lab.pages.tables import Column, Table, interval_text, percents_te
 def losses(found: DocumentGain) -> Table | None:
     """Losses of the references after three kinds of documents, and the gain."""
     columns = [Column("Data"), Column("Rows", "integer"), Column("Loss: own document", "loss"),
-               Column("Another one", "loss"), Column("None", "loss"), Column("Gain", "signed"), Column("95 %"),
+               Column("Another one", "loss"), Column("None", "loss"), Column("Gain", "signed"), Column("Gain, 95 %"),
                Column("Rows with a gain", "percent"), Column("95 %")]  # fmt: skip
     rows = [
         [

@@ -121,7 +121,7 @@ def controls(found: Hallucination) -> Table | None:
         if (one := task.judge) is not None
     ]
     columns = [Column("Data"), Column("Texts", "integer"), Column("Right verdicts", "percent"), Column("95 %"),
-               Column("AUC", "percent"), Column("95 %")]  # fmt: skip
+               Column("AUC", "percent"), Column("AUC, 95 %")]  # fmt: skip
     note = (
         "References and as many references made wrong; chance is 50 %, and a missing verdict is not right. AUC: how "
         "often a reference has higher odds of yes against no than a wrong one, which no preference for one of the two "

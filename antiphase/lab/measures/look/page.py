@@ -98,7 +98,7 @@ def _model(record: Record, shown: str, name: str, blobs: dict[str, str]) -> dict
     if "positions" in record.arrays:
         blobs[f"{name}-positions"] = _packed(numpy.asarray(record.arrays["positions"], dtype="<f4").tobytes())
     return {
-        "name": shown, "unit": "Token" if look.segment is None else "Segment",
+        "name": shown, "unit": "Token" if look.segment is None else "Segment", "segment": look.segment or 1,
         "chosen": {"layer": [layer.name for layer in layers].index(chosen[0].name), "head": chosen[1]},
         "sequences": {
             key: [{"text": token.text, "id": token.id} for token in sequence.tokens]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from antiphase.attention.hooks import is_encoder_decoder
 from antiphase.attention.statistics import UNSPENT, AttentionStatistics, attention_statistics
 from antiphase.base.errors import InputError, named
-from antiphase.lab.measures.held_out import check_words, tokens_of
+from antiphase.lab.measures.held_out import check_length, check_words, tokens_of
 from antiphase.lab.measures.parts import UNSTORED, Parts
 from antiphase.lab.measures.probe import ByPosition, Figures, Probe, ProbedMap, ProbeSettings, TokenSinks
 from antiphase.lab.scoring.lengths import context_length
@@ -44,11 +44,7 @@ def prepare(loaded: LoadedModel, settings: ProbeSettings, output: Path, say: Cal
     Raises:
         InputError: the text or the length cannot be used.
     """
-    longest = context_length(loaded.model)
-    if longest is not None and settings.length > longest:
-        raise InputError(
-            f"--length {settings.length} is longer than the {longest} positions of {settings.name}; shorten it"
-        )
+    check_length(settings.length, context_length(loaded.model), settings.name)
     check_words(loaded)
     check_rows(loaded.tokenizer, reader_of(loaded.model).get_input_embeddings(), named("model", settings.name))
     say("packing the text into tokens")

@@ -69,7 +69,7 @@ def slices(found: Ablations) -> Table | None:
             cells.append([row.arm, row.against, *pairs])
     columns = [Column("Row"), Column("Against")]
     for words in titles.values():
-        columns += [Column(words, "signed"), Column("95 %")]
+        columns += [Column(words, "signed"), Column(f"{words}, 95 %")]
     note = "Paired differences in nats per token, the row minus the one it departs from."
     if "ar_hit" not in titles:
         note += f" {found.slices.hits} AR-hits: of fewer than {FEWEST_HITS} no difference is shown."

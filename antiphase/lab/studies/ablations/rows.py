@@ -28,6 +28,9 @@ from antiphase.models.transformer import AntiphaseForCausalLM
 RATIOS = (4, 3, 2)
 """Heads for each noise head in grouped differential attention; the first that divides the heads (the paper: 4 or 3)."""
 
+NAMED = {"softmax": "S", "differential": "V1", "differential_v2": "V2"}
+"""The arms with a name of these kinds of attention."""
+
 
 @dataclass(frozen=True)
 class Ablation:
@@ -180,7 +183,8 @@ def _arm(preset: Preset, name: str) -> dict[str, Any]:
     changes = ABLATIONS[name].changes(preset.run.model)
     kind = changes["attention_type"]
     arm = kind if kind == "differential" else "differential_v2" if kind in ("differential_v2", ACROSS) else "softmax"
-    given = dotted(preset.compare.arms.get(arm, {}))
+    known = preset.compare.arms
+    given = dotted(known.get(arm, known.get(NAMED[arm], {})))
     return given | {f"model.{field}": value for field, value in changes.items()}
 
 

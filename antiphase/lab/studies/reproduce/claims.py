@@ -80,7 +80,7 @@ CLAIMS = (
         "Attention allocation: more on the answer", "allocation", "Table 3", "3 to 9 → 27 to 40 by depth",
         "share of Σ|A|, the needle anywhere",
         Metric("share on the answer", "points", lower_is_better=False, digits=1, is_share=True),
-        readings.allocated("answer"), guard=abilities.was_asked, abilities=abilities.finding, effect=0.18,
+        readings.allocated("answer"), guard=abilities.was_asked, abilities=abilities.finding, effect=0.24,
     ),
     PaperClaim(
         "Attention allocation: less on noise", "allocation", "Table 3", "49 to 54 → 1 to 2 by depth",

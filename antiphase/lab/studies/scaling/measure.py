@@ -117,6 +117,8 @@ def resized(run: RunSettings, width: int) -> RunSettings:
         InputError: a width that whole heads do not fill.
     """
     model = run.model
+    if width == model.hidden_size:
+        return run
     head = model.head_dim or model.hidden_size // model.num_attention_heads
     heads, rest = divmod(width, head)
     if rest or heads < 2 or heads % 2:

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from antiphase.lab.pages.plots import MARKERS, STYLE, arm_colour
 from antiphase.lab.pages.presentation import Drawing, Presentation
-from antiphase.lab.pages.tables import Column, Table, present, table_of
+from antiphase.lab.pages.tables import Column, Table, columns_of, present, table_of
 from antiphase.lab.studies.scaling import Scaling
 
 
@@ -46,7 +46,7 @@ def laws(found: Scaling) -> Table | None:
             ends = [law.intervals.get(name) for name in ("floor", "exponent")]
             shown = [None if end is None else f"{end[0]:.3f} to {end[1]:.3f}" for end in ends]
             rows.append([ladder.axis, arm, f"{law.floor:.3f}", shown[0], f"{law.exponent:.3f}", shown[1]])
-    columns = [Column("Over"), Column("Arm"), Column("Floor"), Column("95 %"), Column("Exponent"), Column("95 %")]
+    columns = columns_of("Over", "Arm", "Floor", "Floor, 95 %", "Exponent", "Exponent, 95 %")
     note = (
         "Loss = floor + scale · x^(-exponent), through all seeds; 95 % over the laws of single seeds, none where one "
         "of these ends on a bound, such as a floor of 0."

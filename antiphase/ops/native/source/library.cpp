@@ -95,15 +95,6 @@ EXPORT float antiphase_lambda(const float *const vectors[4], int64_t width, doub
 
 // 0: success; 1: out of memory; 2: a problem that no kernel supports.
 EXPORT int antiphase_run(const antiphase_problem *call) {
-  if (call->lambda_vectors[0]) {
-    const float lam = antiphase_lambda(call->lambda_vectors, call->width, call->lambda_initial);
-    const double exact = lam;
-    antiphase_problem with_lambda = *call;
-    with_lambda.lambda_vectors[0] = nullptr;
-    with_lambda.lam = call->dtype == ANTIPHASE_FLOAT64 ? static_cast<const void *>(&exact) : &lam;
-    for (int64_t &stride : with_lambda.lam_stride) stride = 0;
-    return antiphase_run(&with_lambda);
-  }
 #if defined(__x86_64__)
   if (chosen >= AVX512BF16 && call->dtype == ANTIPHASE_BFLOAT16 && call->task != ANTIPHASE_FEW) {
 #if defined(ANTIPHASE_TILES)

@@ -23,14 +23,13 @@ typedef struct {
   const void *grad;  // (B, G R, N, dv)
   void *grad_query, *grad_key, *grad_value;  // contiguous
   void *grad_lam;    // (B, G R, N), contiguous, float or double
-  const float *lambda_vectors[4];  // (d,) each: λ is computed as in antiphase_lambda and `lam` is not read; or null
   const void *norm_weight;  // (dv,); for few queries: a norm of every output row follows, as below; or null
   int64_t query_stride[3], key_stride[3], value_stride[3], lam_stride[3], mask_stride[3], out_stride[3], grad_stride[3];
   int64_t batch, groups, repeats, maps, key_maps, queries, keys, width, value_width, value_parts, sequences;
   int64_t shared;  // a divisor of repeats, at most 4; 1: each head has its own second map
   int64_t window;  // 0: no window
   double scale;    // above 0
-  double lambda_initial, norm_epsilon, norm_factor;
+  double norm_epsilon, norm_factor;
   int32_t causal, dtype, task, threads;
   // runs function(data) on the given number of threads, as GOMP_parallel does
   void (*parallel)(void (*function)(void *), void *data, unsigned threads, unsigned flags);

@@ -43,6 +43,8 @@ LONG = "translate --train long.tsv --output r --models transformer --set max_pos
     (f"{PAIRS} --set eos_token_id=3", "the data says it"), (f"{PAIRS} --samples 5", "--samples is for generated pairs"),
     ("translate --output r --test train.tsv", "--test needs --train"),
     ("translate --output r --tokenizer bpe", "--tokenizer needs --train"),
+    ("translate --output r --source-field en", "--source-field needs --train: generated pairs have no columns"),
+    ("translate --output r --target-field de", "--target-field needs --train: generated pairs have no columns"),
     ("study dependency --models lstn --output r", r"--models lstn: there is no such model.*lstm"),
     ("study dependency --lengths 4,8 --held-out 4,8 --output r", "--lengths must contain a length that is not in"),
     ("study dependency --tested 8,12 --output r", "--tested must name different lengths of the training, got 12"),

@@ -39,6 +39,10 @@ def test_the_maps_of_a_head_and_of_other_models_stand_beside_each_other(show, lo
     page.locator("#head").select_option("0")
     found = drawn(page, "beside", 2)
     assert numpy.allclose(found[~numpy.isnan(found)], own[2].weights[0][~numpy.isnan(found)], atol=1e-3)
+    records[1].values["maps"][0]["layer"] = 1  # found by its number, where there is one
+    page = show(*records, at="model=1&layer=1&head=1")
+    found = drawn(page, "beside", 2)
+    assert numpy.allclose(found[~numpy.isnan(found)], own[1].weights[1][~numpy.isnan(found)], atol=1e-3)
     assert show(records[1]).locator("#beside-part").is_hidden()
 
 
@@ -221,6 +225,11 @@ def test_the_overview_is_the_mean_over_queries(show, look_record):
         page.select_option("#measure", measure)
         found = page.evaluate("document.getElementById('overview').data[0].z")
         numpy.testing.assert_allclose(found, [value(layer) for layer in layers], rtol=1e-4, atol=1e-6)
+    record.values["segment"] = 4  # tokens of each row and column: the unit stays
+    page = show(record)
+    page.select_option("#measure", "distance")
+    expected = 4 * (layers[0].shares[0] * distance).sum(-1).mean()
+    assert number_in(words(page, "#overview-said").partition(", mean")[0]) == pytest.approx(expected, abs=1e-3)
 
 
 def test_text_of_others_is_only_text(show, look_record, hostile_words):
@@ -361,14 +370,17 @@ def test_no_control_names_a_server_and_none_sends_the_chart(show, look_record):
 
 @pytest.mark.parametrize("way", ["desktop", "dark phone"])
 def test_a_map_is_saved_as_svg_and_png(show, look_record, way):
-    page = show(look_record(), **WAYS[way])
+    record = look_record()
+    for entry in record.values["maps"]:
+        entry["layer"] += 4  # a file has the layer's number, not its place
+    page = show(record, **WAYS[way])
     page.select_option("#layer", "1")
     page.select_option("#head", "2")
     box = page.locator("#map").bounding_box()
     for kind in ("svg", "png"):
         with page.expect_download() as started:
             page.click(f"button[data-plot=map][data-format={kind}]")
-        assert started.value.suggested_filename == f"attention-map-layer1-head2.{kind}"
+        assert started.value.suggested_filename == f"attention-map-layer5-head2.{kind}"
         content = started.value.path().read_bytes()
         if kind == "png":
             width, height = (int.from_bytes(content[at : at + 4]) for at in (16, 20))

@@ -1,6 +1,5 @@
 """A table of texts and labels is a task: its columns are found, or the refusal names them."""
 
-import json
 import re
 
 import pytest
@@ -8,11 +7,7 @@ import pytest
 from antiphase.base.errors import InputError
 from antiphase.lab.measures.inputs import task_content
 from antiphase.lab.text.tasks.tasks import load_labelled_task, load_task
-
-
-def written(tmp_path, name, content):
-    (tmp_path / name).write_text(content if isinstance(content, str) else "\n".join(map(json.dumps, content)) + "\n")
-    return name
+from support.tasks import data
 
 
 @pytest.mark.parametrize(("name", "content", "wanted"), [
@@ -20,7 +15,7 @@ def written(tmp_path, name, content):
     ("t.jsonl", [{"id": 1, "label": "b", "text": "x"}, {"id": 2, "label": "a", "text": "y"}], ("x", [" a", " b"])),
 ])  # fmt: skip
 def test_a_table_is_a_task(tmp_path, text_tokenizer, name, content, wanted):
-    task = load_task(str(tmp_path / written(tmp_path, name, content)), text_tokenizer, samples=1, seed=0)
+    task = load_task(str(tmp_path / data(tmp_path, name, content)), text_tokenizer, samples=1, seed=0)
     words, options = wanted
     (sample,) = [one for one in load_task(str(tmp_path / name), text_tokenizer, samples=9, seed=0).samples
                  if words in text_tokenizer.decode(one.prompt)]  # fmt: skip
@@ -36,11 +31,11 @@ def test_a_table_is_a_task(tmp_path, text_tokenizer, name, content, wanted):
 ])  # fmt: skip
 def test_a_table_whose_columns_are_unclear_is_refused(tmp_path, text_tokenizer, content, words):
     with pytest.raises(InputError, match=re.escape(words)):
-        load_task(str(tmp_path / written(tmp_path, "t.csv", content)), text_tokenizer, samples=1, seed=0)
+        load_task(str(tmp_path / data(tmp_path, "t.csv", content)), text_tokenizer, samples=1, seed=0)
 
 
 def test_columns_of_a_table_are_chosen(tmp_path, text_tokenizer):
-    path = str(tmp_path / written(tmp_path, "t.csv", "text,label,words,mood\nx,1,hay,sad\ny,2,straw,glad\n"))
+    path = str(tmp_path / data(tmp_path, "t.csv", "text,label,words,mood\nx,1,hay,sad\ny,2,straw,glad\n"))
     task = load_task(path, text_tokenizer, columns=("words", "mood"))
     assert [text_tokenizer.decode(one.prompt).split()[-2] for one in task.samples] == ["hay", "straw"]
     assert task_content([path], ("words", "mood")) != task_content([path])

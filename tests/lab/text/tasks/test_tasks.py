@@ -3,42 +3,21 @@
 import copy
 import json
 import logging
-from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-import yaml
 from tokenizers.processors import TemplateProcessing
-from transformers import DynamicCache, LlamaConfig
 
 from antiphase.base.errors import InputError
 from antiphase.lab.scoring.task_scores import exact_match, f1, log_probabilities, probabilities, score_samples
-from antiphase.lab.settings.presets import load_preset
 from antiphase.lab.studies.calibrate.measuring import hash_of_sample
-from antiphase.lab.text.retrieval import needle_page
 from antiphase.lab.text.tasks.task_files import template_names
 from antiphase.lab.text.tasks.tasks import load_task
-from antiphase.lab.text.tokenization import END, PAGE_OPENING, train_tokenizer
+from antiphase.lab.text.tokenization import END
 from support.models import alone
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return train_tokenizer(["the cat sat on the mat and a dog ran to the log, then it sang ."] * 9, 300)
-
-
-def written(tmp_path, tree, name="task.yaml"):
-    path = tmp_path / name
-    path.write_text(yaml.safe_dump(tree))
-    return str(path)
-
-
-def data(tmp_path, name, content):
-    (tmp_path / name).write_text(content if isinstance(content, str) else "\n".join(map(json.dumps, content)) + "\n")
-    return name
-
+from support.tasks import data, score_of, written
 
 FORMATS = {  # template: (file, content, extra keys, first prompt, its options, the right one)
     "trec": ("t.txt", "HUM:ind Who ?\nNUM:date When ?\n", {}, "Question: Who ?\nType:",
@@ -258,70 +237,6 @@ def test_templates_cannot_reach_python(tmp_path, tokenizer):
         load_task(written(tmp_path, tree), tokenizer)
 
 
-@pytest.fixture
-def asks_nothing(monkeypatch):
-    """A system reads alike in every way, and is no module that could be asked."""
-    for name in ("beginnings.continues", "beginnings.takes_padding", "likelihood.generates"):
-        monkeypatch.setattr(f"antiphase.lab.scoring.{name}", lambda model: True)
-    for name in ("likelihood.check_causal", "constrained.check_causal"):
-        monkeypatch.setattr(f"antiphase.lab.scoring.{name}", lambda model, measured: None)
-
-
-class System:
-    """Writes what ``says(prompt)`` gives, whatever it has read since; its score on a task is known."""
-
-    device = torch.device("cpu")
-    config = LlamaConfig(num_hidden_layers=1)
-    _is_stateful = False
-
-    def __init__(self, says, vocabulary):
-        self.says, self.vocabulary = says, vocabulary
-        self.generation_config = SimpleNamespace(eos_token_id=0)
-
-    def modules(self):
-        return []
-
-    def _next(self, tokens):
-        for length in range(len(tokens), 0, -1):
-            answer = self.says(tuple(tokens[:length]))
-            if answer is not None:
-                rest = list(answer[len(tokens) - length :])
-                return rest[0] if rest and tokens[length:] == list(answer[: len(tokens) - length]) else 0
-        return 0
-
-    def forward(self, input_ids, attention_mask=None, past_key_values=None, logits_to_keep=0, **_):
-        """What it has read is kept as keys, so that a cache may be copied, cut and reordered as usual."""
-        cache = DynamicCache(config=self.config) if past_key_values is None else past_key_values
-        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -input_ids.shape[1] :]
-        tokens = input_ids.masked_fill(~real.bool(), -1)[:, None, :, None].float()
-        read = cache.update(tokens, tokens, 0)[0][:, 0, :, 0].long()  # (B, M)
-        logits = torch.zeros(*input_ids.shape, self.vocabulary)
-        for row, ids in enumerate(read.tolist()):
-            for column in range(input_ids.shape[1]):
-                end = len(ids) - input_ids.shape[1] + column + 1
-                logits[row, column, self._next([token for token in ids[:end] if token >= 0])] = 9.0
-        return SimpleNamespace(logits=logits[:, -logits_to_keep:] if logits_to_keep else logits, past_key_values=cache)
-
-    __call__ = forward
-
-    def generate(self, input_ids, attention_mask, max_new_tokens, logits_processor):
-        assert not self.generation_config.do_sample
-        rows = [ids[real.bool()].tolist() for ids, real in zip(input_ids, attention_mask, strict=True)]
-        for row in rows:
-            row += [self._next(row)]
-            while len(row) < 200 and row[-1] != 0:
-                row.append(self._next(row))
-        new = [row[int(real.sum()) :][:max_new_tokens] for row, real in zip(rows, attention_mask, strict=True)]
-        new = torch.tensor([tokens + [0] * (max_new_tokens - len(tokens)) for tokens in new])
-        logits_processor(input_ids, torch.zeros(len(rows), self.vocabulary))
-        return torch.cat([input_ids, new], 1)
-
-
-def score_of(task, says, vocabulary):
-    system = System(lambda prompt: says(prompt) if prompt in {s.prompt for s in task.samples} else None, vocabulary)
-    return float(score_samples(system, task.samples).mean())
-
-
 @pytest.mark.usefixtures("asks_nothing")
 def test_known_systems_get_their_scores(tmp_path, tokenizer):
     rows = "".join(f"{0 if i % 4 else 1} word{i}\n" for i in range(20))
@@ -477,72 +392,6 @@ def test_logits_that_are_not_finite_are_seen(tmp_path, tokenizer, tiny_model):
     path = written(tmp_path, {"template": "squad", "data": data(tmp_path, "s.jsonl", rows)})
     with pytest.raises(ValueError, match="prompt 0"):
         score_samples(model, load_task(path, tokenizer).samples)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("asks_nothing")
-def test_needles(tmp_path, tokenizer, tiny_model):
-    text = " ".join(f"the cat sat on mat {i} ." for i in range(400))
-    path = written(tmp_path, {"template": "needles", "data": data(tmp_path, "book.txt", text), "length": 300})
-    task = load_task(path, tokenizer, samples=6, longest=300)
-    assert (len(task.samples), task.chance) == (6, 0.25)
-    for sample in task.samples:
-        said = tokenizer.decode(sample.prompt)
-        city = said.rsplit("City number: ", 1)[1]
-        assert f"City number: {city}{tokenizer.decode(sample.options[0])}." in said
-    right = {s.prompt: s.options[0] for s in task.samples}
-    assert score_of(task, right.get, len(tokenizer)) == 1.0
-    assert score_of(task, lambda prompt: right[prompt][:-1], len(tokenizer)) == 0.0
-    with pytest.raises(InputError, match="length \\(300\\) is more than the 200"):
-        load_task(path, tokenizer, longest=200)
-    run = load_preset("demo", ["data.one_token_numbers=true"], data=[str(tmp_path / "book.txt")]).run
-    asked = load_task(path, train_tokenizer([text, *[needle_page()] * 6], 1500, digits=2), samples=6, run=run)
-    assert {len(sample.options[0]) for sample in asked.samples} == {1}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("asks_nothing")
-def test_continuations(tmp_path, tokenizer):
-    text = " ".join(f"the cat sat on mat {i} and ran to log {i * 7 % 50} ." for i in range(400))
-    tree = {"template": "continuation", "data": data(tmp_path, "book.txt", text), "length": 40, "continuation": 9}
-    task = load_task(written(tmp_path, tree), tokenizer, samples=60)
-    whole = tokenizer(text + "\n")["input_ids"]
-    assert task.chance == 0.25
-    for sample in task.samples:
-        asked = list(sample.prompt) + list(sample.options[sample.target])
-        places = [i for i in range(len(whole)) if whole[i : i + 49] == asked]
-        assert sample.row * 49 in places
-        assert len(set(sample.options)) == 4
-        assert {len(option) for option in sample.options} == {9}
-    targets = torch.bincount(torch.tensor([sample.target for sample in task.samples]), minlength=4)
-    assert targets.min() >= 5  # the right one stands anywhere
-    assert task.samples == load_task(written(tmp_path, tree), tokenizer, samples=60).samples
-    assert score_of(task, {s.prompt: s.options[s.target] for s in task.samples}.get, len(tokenizer)) == 1.0
-    again = load_task(written(tmp_path, tree), tokenizer, samples=60, seed=1)  # with other wrong choices
-    rows = {sample.row: hash_of_sample(sample) for sample in task.samples}
-    same = [(hash_of_sample(sample), rows[sample.row]) for sample in again.samples if sample.row in rows]
-    assert len(same) >= 10
-    assert all(one == other for one, other in same)
-    rows = data(tmp_path, "book.jsonl", [{"title": "a", "body": text}])
-    with pytest.raises(InputError, match=r"columns: title, body\); call the one that holds the text 'text'"):
-        load_task(written(tmp_path, {**tree, "data": rows}), tokenizer)
-    with pytest.raises(InputError, match=r"the text has .* tokens, .* passages of 49, for 5000 samples"):
-        load_task(written(tmp_path, tree), tokenizer, samples=5000)
-    with pytest.raises(InputError, match="are more than the 48 the model reads"):
-        load_task(written(tmp_path, tree), tokenizer, longest=48)
-
-
-def test_a_continued_text_begins_as_the_tokenizer_opens_one(tmp_path, tokenizer):
-    other = copy.deepcopy(tokenizer)
-    del other.init_kwargs[PAGE_OPENING]
-    other.backend_tokenizer.post_processor = TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
-    text = " ".join(f"the cat sat on mat {i} and ran to log {i * 7 % 50} ." for i in range(100))
-    tree = {"template": "continuation", "data": data(tmp_path, "book.txt", text), "length": 40, "continuation": 9}
-    ours, theirs = (load_task(written(tmp_path, tree), one, samples=9, longest=50) for one in (tokenizer, other))
-    assert [sample.prompt for sample in theirs.samples] == [(0, *sample.prompt) for sample in ours.samples]
-    load_task(written(tmp_path, tree), tokenizer, samples=9, longest=49)
-    with pytest.raises(InputError, match="are more than the 49 the model reads"):
-        load_task(written(tmp_path, tree), other, samples=9, longest=49)
 
 
 def test_prompts_without_content_are_the_rows_prompt_about_other_texts(tmp_path, tokenizer):

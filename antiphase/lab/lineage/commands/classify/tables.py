@@ -90,7 +90,7 @@ def runs(found: Classify) -> Table | None:
     columns = [
         Column("Model"), Column("Seed", "integer"), Column("Fold", "integer"), Column("Test accuracy", "percent"),
         Column("Right", "integer"), Column("of", "integer"), Column("Macro-F1", "percent"),
-        Column("Unseen", "percent"), Column("of", "integer"),
+        Column("Unseen", "percent"), Column("of unseen", "integer"),
         Column("Development accuracy", "percent"), Column("Best epoch", "integer"), Column("Epochs", "integer"),
         Column("Seconds", "integer"), Column("Folder"),
     ]  # fmt: skip

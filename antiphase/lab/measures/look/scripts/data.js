@@ -95,7 +95,7 @@ function followers(tokens) {
 
 // Means over queries of the weights that multiply the values, as shares of the sum of |weight|. Those of induction are
 // over the queries whose token has occurred before.
-function measures(layer, head, tokens) {
+function measures(layer, head, tokens, segment) {
   const rows = weightsOf(layer, head, "difference");
   const [N, M] = layer.shape;
   const isSelf = layer.queries === layer.keys;
@@ -110,7 +110,7 @@ function measures(layer, head, tokens) {
       const share = Math.abs(weight) / total;
       if (!share) return;
       found.entropy -= share * Math.log(share);
-      found.distance += share * Math.abs(n + M - N - m);
+      found.distance += segment * share * Math.abs(n + M - N - m);
       if (weight < 0) found.negative += share;
     });
     found.first += Math.abs(row[0]) / total;

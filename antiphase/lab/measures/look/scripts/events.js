@@ -85,7 +85,8 @@ function listen() {
 function save(id, format) {
   const { data, layout } = $(id);
   const width = layout.width ?? $(id).clientWidth;
-  const place = { map: `-layer${state.layer}-${state.head === MEAN ? "mean" : `head${state.head}`}`, heads: `-layer${state.layer}` }[id] ?? "";
+  const own = `-layer${layer().name.match(/\w+/g).join("-")}`;
+  const place = { map: `${own}-${state.head === MEAN ? "mean" : `head${state.head}`}`, heads: own }[id] ?? "";
   Plotly.downloadImage(
     { data, layout: { ...layout, width, paper_bgcolor: style("--page") } },
     { format, width, height: layout.height, scale: format === "png" ? 2 : 1, filename: `attention-${id}${place}` },

@@ -113,7 +113,7 @@ function drawMeasureChoice() {
 function drawOverview() {
   const measure = $("measure").value;
   const layers = measured();
-  for (const one of layers) one.measures ??= Array.from({ length: one.heads }, (_, head) => measures(one, head, model().sequences[one.queries]));
+  for (const one of layers) one.measures ??= Array.from({ length: one.heads }, (_, head) => measures(one, head, model().sequences[one.queries], model().segment));
   const heads = Math.max(...layers.map((one) => one.heads));
   const z = layers.map((one) => Array.from({ length: heads }, (_, head) => (head < one.heads ? one.measures[head][measure] : null)));
   const most = Math.max(1e-6, ...z.flat().filter((value) => value !== null));
@@ -193,7 +193,8 @@ function smallMap(one, rows, { signed, end, said, index }) {
 // The maps of this head, and of the same head of each other model.
 function drawBeside() {
   const all = meta.models.flatMap((other) => {
-    const one = other.layers[clamp(state.layer, other.layers.length)];
+    const same = other === model() ? layer() : other.layers.find((each) => each.name === layer().name);
+    const one = same ?? other.layers[clamp(state.layer, other.layers.length)];
     const head = state.head === MEAN ? MEAN : clamp(state.head, one.heads);
     const of = meta.models.length > 1 ? `${escaped(short(other.name, 18))}: ` : "";
     const kinds = one.each === 2 ? { first: "first map", second: "second map", difference: "difference" } : { difference: "map" };
