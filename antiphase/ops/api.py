@@ -13,7 +13,7 @@ from torch import Tensor
 
 from antiphase.ops.blockwise import blockwise_attention
 from antiphase.ops.decoding import attend_few, is_few, most_rows_of_kernels, within_window
-from antiphase.ops.dispatch import differentiates, is_watched
+from antiphase.ops.dispatch import differentiates, is_transformed, is_watched
 from antiphase.ops.implementations import (
     kernels_for,
     refuse_transforms,
@@ -194,7 +194,7 @@ def _step(
     """A few queries on the native kernels, whose operator checks shapes itself: the checks in Python would take longer
     than the attention. None if the call is of another kind, or the operator refuses it.
     """
-    if is_watched((query, key, value, lam, mask)) or torch.is_autocast_enabled("cpu") or why_not_built() is not None:
+    if is_transformed() or torch.is_autocast_enabled("cpu") or why_not_built() is not None:
         return None
     if type(lam) is float and math.isfinite(lam):
         lam = torch.scalar_tensor(lam, dtype=statistics_dtype(query.dtype), device="cpu")
@@ -202,7 +202,7 @@ def _step(
         return None
     if not (query.is_cpu and key.is_cpu and value.is_cpu and lam.is_cpu and (mask is None or mask.is_cpu)):
         return None
-    if not (groups and query.dim() == key.dim() == 4 and (mask is None or mask.dim() == 4)):
+    if groups == 0 or query.dim() != 4 or key.dim() != 4 or not (mask is None or mask.dim() == 4):
         return None
     if not is_few(query, key, groups, mask):
         return None

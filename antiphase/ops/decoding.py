@@ -31,9 +31,9 @@ def is_few(
 
     ``maps`` per head: 2, or 1 in softmax attention.
     """
-    rows = query.shape[2] * (query.shape[1] // maps // groups)
-    has_all = query.shape[0] > 0 and rows > 0 and key.shape[2] > 0
-    return has_all and rows <= most and (mask is None or mask.shape[1] == 1)
+    batch, maps_of_all, queries, _ = query.shape
+    rows = queries * (maps_of_all // maps // groups)
+    return batch > 0 and 0 < rows <= most and key.shape[2] > 0 and (mask is None or mask.shape[1] == 1)
 
 
 def within_window(

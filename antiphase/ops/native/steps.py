@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from ctypes import c_void_p
+from threading import Lock
 from typing import Any
 
 import torch
@@ -19,19 +19,22 @@ INTERFACE = (
     "aoti_torch_delete_tensor_object", "torch_get_num_threads", "aoti_torch_library_init_impl", "torch_library_impl",
 )  # fmt: skip
 """Functions of PyTorch's stable C interface, in the order of ``antiphase_torch`` of source/steps.cpp."""
+REGISTERING = Lock()
 
 
-def _operator(schema: str) -> Callable[..., Any]:
+def _operator(schema: str) -> torch._ops.OpOverload:
     """An operator whose kernel the compiled library registers at the first call."""
     OPERATORS.define(schema)
     name = schema.partition("(")[0]
-    operator: Callable[..., Any] = getattr(torch.ops.antiphase, name).default
+    operator: torch._ops.OpOverload = getattr(torch.ops.antiphase, name).default
 
     def first_call(*args: Any) -> Any:
-        if not all(arg.is_cpu for arg in args if isinstance(arg, Tensor)):
-            raise RuntimeError(f"{name} runs on processors alone")
-        _register()
-        return operator(*args)
+        if not all(arg.is_cpu and arg.layout == torch.strided for arg in args if isinstance(arg, Tensor)):
+            raise RuntimeError(f"{name} takes dense tensors of processors alone")
+        with REGISTERING:
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"antiphase::{name}", "CPU"):
+                _register()
+        return operator.redispatch(torch._C.DispatchKeySet(torch._C.DispatchKey.CPU), *args)
 
     OPERATORS.impl(name, first_call, "CompositeExplicitAutograd")
     return operator

@@ -51,8 +51,11 @@ def test_a_program_of_operators_loads_the_library_at_its_first_call(built):
         "print(few(t, t, t[:, :1], torch.tensor(0.25), None, 1, True, 0, 0.5).sum().item())"
     )
     assert subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=True).stdout == "3.0\n"
+    dense = torch.ones(1, 2, 1, 4)
+    with pytest.raises(RuntimeError, match="dense tensors"):
+        steps.native_attention_of_few(dense, dense.to_sparse(), dense, None, None, 2, True, 0, 0.5)
     gpu, elsewhere = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA), torch.ones(1, 2, 1, 4, device="meta")
-    with pytest.raises(RuntimeError, match="runs on processors alone"):
+    with pytest.raises(RuntimeError, match="dense tensors of processors"):
         steps.native_attention_of_few.redispatch(gpu, *[elsewhere] * 3, None, None, 1, True, 0, 0.5)
 
 

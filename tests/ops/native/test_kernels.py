@@ -409,7 +409,7 @@ ONE_QUERY = [t.detach() for t in inputs(2, 4, 2, 1, 70, 8, 6, 2, torch.float32)]
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("lam", [0.4, torch.tensor(0.4), torch.rand(4, 1), torch.rand(2, 1, 1)], ids=str)
+@pytest.mark.parametrize("lam", [0.4, torch.tensor(0.4), torch.rand(4, 1), torch.rand(2, 1, 1)], ids=range(4))
 @pytest.mark.parametrize("form", ["whole", "strided", "bf16", "shared key", "three queries", "padding"])
 def test_a_decoding_step_is_one_call_of_an_operator(monkeypatch, lam, form):
     """Without the checks in Python, and with the same result."""
