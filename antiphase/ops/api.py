@@ -204,7 +204,7 @@ def _step(
         return None
     if groups == 0 or query.dim() != 4 or key.dim() != 4 or not (mask is None or mask.dim() == 4):
         return None
-    if not is_few(query, key, groups, mask):
+    if not is_few(query, key, groups, mask) or query.shape[3] == 0:
         return None
     try:
         out: Tensor = native_attention_of_few(

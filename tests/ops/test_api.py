@@ -29,6 +29,7 @@ BAD = {
     "value heads": ((torch.zeros(1, 6, 4, 4), KEY, VALUE, 0.5), {}, r"3 heads of query must be a multiple of the 2"),
     "lengths": ((QUERY, KEY, VALUE[:, :, :5], 0.5), {}, r"same length, got 6 and 5"),
     "widths": ((QUERY, KEY[..., :3], VALUE, 0.5), {}, r"same width, got 4 and 3"),
+    "no width": ((QUERY[..., :0], KEY[..., :0], VALUE, torch.tensor(0.5)), {}, r"must have a width, got 0 and 8"),
     "batch": ((QUERY, KEY.repeat(2, 1, 1, 1), VALUE, 0.5), {}, r"batch size, got 1, 2 and 1"),
     "dtype": ((QUERY, KEY.double(), VALUE, 0.5), {}, r"share dtype and device.*float64"),
     "integers": ((QUERY.long(), KEY.long(), VALUE.long(), 0.5), {}, r"query must be float16, .* got torch.int64"),
