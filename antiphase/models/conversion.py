@@ -350,7 +350,7 @@ def _refuse_other(config: AntiphaseConfig, kind: str, form: str, known: str) -> 
     if config.attention_type != kind:
         raise InputError(f"{form} {known}, not {config.attention_type}")
     if fields := own_fields(config):
-        raise InputError(f"{form} has no place for what is set in {', '.join(fields)}")
+        raise InputError(f"{form} has no place for what the model has in {', '.join(fields)}")
 
 
 def _inexpressible(to: str, what: str) -> InputError:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from antiphase.ops.blockwise import blockwise_attention
 from antiphase.ops.decoding import attend_few, is_few, most_rows_of_kernels, within_window
-from antiphase.ops.dispatch import differentiates, is_transformed, is_watched
+from antiphase.ops.dispatch import differentiates, is_watched
 from antiphase.ops.implementations import (
     kernels_for,
     refuse_transforms,
@@ -194,11 +194,14 @@ def _step(
     """A few queries on the native kernels, whose operator checks shapes itself: the checks in Python would take longer
     than the attention. None if the call is of another kind, or the operator refuses it.
     """
-    if is_transformed() or torch.is_autocast_enabled("cpu") or why_not_built() is not None:
+    watched = is_watched((query, key, value, lam, mask))  # a refusal within a tracer or a mode would leave traces
+    if watched or torch.is_autocast_enabled("cpu") or why_not_built() is not None:
         return None
     if type(lam) is float and math.isfinite(lam):
         lam = torch.scalar_tensor(lam, dtype=statistics_dtype(query.dtype), device="cpu")
-    if not isinstance(lam, Tensor) or lam.dim() == 1 or differentiates(query, key, value, lam):
+    if not isinstance(lam, Tensor) or lam.dim() not in (0, 2, 3) or differentiates(query, key, value, lam):
+        return None
+    if not (scale is None or type(scale) is float):
         return None
     if not (query.is_cpu and key.is_cpu and value.is_cpu and lam.is_cpu and (mask is None or mask.is_cpu)):
         return None

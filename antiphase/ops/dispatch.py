@@ -25,18 +25,15 @@ def operator(name: str, function: Callable[..., Any], devices: Sequence[str] = (
     return operator
 
 
-def is_transformed() -> bool:
-    """Whether a compiler, a transform of ``torch.func`` or forward mode is at work, unknown to operators in C."""
-    return torch.compiler.is_compiling() or peek_interpreter_stack() is not None or forward_ad._current_level >= 0
-
-
 def is_watched(args: Sequence[Any]) -> bool:
     """Whether a mode, transform, compiler, tracer or profiler needs to see a call, or an argument has its own rules."""
     return (
-        is_transformed()
+        torch.compiler.is_compiling()
         or torch._C._autograd._profiler_enabled()
         or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
+        or peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
         or not are_plain(args)
     )
 

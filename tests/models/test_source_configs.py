@@ -366,7 +366,7 @@ def test_models_that_only_their_own_code_could_read_are_refused_by_their_type(tm
 
 def test_motif_has_no_form_elsewhere_and_is_measured_once_converted(tmp_path, refused):
     folder = write_motif(tmp_path / "theirs")
-    refused("has no place for what is set in lambda_init", "convert", folder, tmp_path / "x", "--to diffllama")
+    refused("has no place for what the model has in lambda_init", "convert", folder, tmp_path / "x", "--to diffllama")
     refused("--to llama takes softmax models", "convert", folder, tmp_path / "x", "--to llama")
     symbol_tokenizer(SymbolLanguage(8, 9, 10)).save_pretrained(folder)
     text = ("--text", "a", "--output", tmp_path / "look")

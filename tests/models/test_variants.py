@@ -442,6 +442,6 @@ def test_annealing_must_end_within_the_run(tiny_preset):
 def test_formats_without_a_place_for_a_variant_refuse_it(tiny_model, name, to):
     kind, fields = VARIANTS[name]
     takes = {"llama": "softmax", "diffllama": "differential"}[to]
-    lacks = f"has no place for what is set in {next(iter(fields))}"
+    lacks = f"has no place for what the model has in {next(iter(fields))}"
     with pytest.raises(InputError, match=f"to {to} {lacks if kind == takes else f'takes {takes}'}"):
         convert_model(tiny_model(kind, **fields), to=to)

@@ -21,7 +21,7 @@ PRESENTATIONS = {
     "benchmark-evaluation": "benchmarks.EVALUATION",
 }
 """Where kinds of records without a folder of their own are presented."""
-OF_A_MODEL = ("name", "device", "dtype", "device_map", "opening", "measured", DEQUANTIZED)
+OF_A_MODEL = ("name", "against", "device", "dtype", "device_map", "opening", "measured", DEQUANTIZED)
 """Settings that may differ between models measured in the same way."""
 OF_TEXT = ("source", "sequence_length", "paths", "validation", "validation_share", "text_field")
 """Settings of data that say on what a model was measured."""
@@ -101,7 +101,13 @@ def _way(record: Record) -> str:
     data = config.get("data") or {}
     if isinstance(data, Mapping) and data.get("source") != "synthetic":
         data = {name: data.get(name) or None for name in names}
-    return json.dumps({**{name: value for name, value in config.items() if name not in OF_A_MODEL}, "data": data})
+        if data.get("validation"):  # the texts themselves: no share of a run's own is cut off
+            data.pop("validation_share", None)
+        if data.get("sequence_length"):
+            config = {**config, "length": None}
+    # settings that are not there were added later, with a default
+    own = {name: value for name, value in config.items() if value and name not in OF_A_MODEL}
+    return json.dumps({**own, "data": data}, sort_keys=True)
 
 
 def _joined(records: Mapping[str, Record]) -> list[Table]:

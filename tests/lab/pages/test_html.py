@@ -299,6 +299,12 @@ def test_only_models_measured_in_the_same_way_stand_in_one_table():
     one, two = measured("one"), measured("two")
     two.config["data"] |= {"needles": 4, "needle_share": 0.5}  # of training
     assert joined(one, two) == [["one", "two"]]
+    for same in ({"against": ["three"]}, {"a_later_setting": False}, {"length": 512}):
+        assert joined(one, measured("two", **same)) == [["one", "two"]]
+    shares = [measured("one"), measured("two")]
+    for record, share in zip(shares, (0.05, 0.1), strict=True):
+        record.config["data"] |= {"validation": ["book"], "validation_share": share}  # which cuts nothing off
+    assert joined(*shares) == [["one", "two"]]
     for other in (measured("two", paths=["code"]), measured("two", length=128), measured("two", samples=9)):
         assert joined(one, other) == []
     short = [measured("three", length=128), measured("four", length=128)]

@@ -11,7 +11,6 @@ from antiphase import cli
 from antiphase.base.errors import InputError
 from antiphase.base.records import Record
 from antiphase.lab.pages import figures, summary
-from antiphase.lab.settings.arms import map_width
 from antiphase.lab.settings.presets import TrainingSettings, for_sizes, load_preset
 from antiphase.lab.studies.grid import Grid
 from antiphase.lab.studies.reproduce import ReproduceSettings, parts
@@ -30,12 +29,13 @@ from support.records import values as values_of
 def test_a_width_takes_the_rest_along(width, layers, heads, mlp, tiny_preset):
     model = resized(load_preset(str(tiny_preset)).run, width).model
     assert (model.hidden_size, model.num_hidden_layers, model.num_attention_heads) == (width, layers, heads)
-    assert (model.intermediate_size, map_width(model)) == (mlp, 4)
+    assert (model.intermediate_size, model.head_dim) == (mlp, 4)
 
 
 def test_its_own_width_leaves_a_run_as_it_is(tiny_preset):
     run = load_preset(str(tiny_preset), ["model.intermediate_size=100"]).run
-    assert resized(run, run.model.hidden_size) == run
+    own = resized(run, run.model.hidden_size)
+    assert own == replace(run, model=replace(run.model, head_dim=4))
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(2000, 30), (300, 30), (160, 16), (20, 2), (5, 1)])

@@ -117,9 +117,9 @@ def resized(run: RunSettings, width: int) -> RunSettings:
         InputError: a width that whole heads do not fill.
     """
     model = run.model
-    if width == model.hidden_size:
-        return run
     head = model.head_dim or model.hidden_size // model.num_attention_heads
+    if width == model.hidden_size:
+        return replace(run, model=replace(model, head_dim=head))
     heads, rest = divmod(width, head)
     if rest or heads < 2 or heads % 2:
         raise InputError(

@@ -47,8 +47,8 @@ class TranslateSettings(ExecutorSettings):
     test_samples: int | None = flag(
         "Generated held-out pairs.", default=None, least=1, most=MOST_SAMPLES, default_text=str(TEST_SAMPLES)
     )
-    source_field: str | None = flag("Column with the source.", default=None, default_text="source")
-    target_field: str | None = flag("Column with the target.", default=None, default_text="target")
+    source_field: str = flag("Column with the source.", default="source")
+    target_field: str = flag("Column with the target.", default="target")
     tokenizer: str | None = flag(
         "Tokenizer: words, characters, bpe, unigram, a folder or a Hub name.", default=None, default_text="words"
     )
@@ -69,9 +69,9 @@ class TranslateSettings(ExecutorSettings):
                 raise InputError(
                     f"{name} needs --train: generated text is split into words, because their alignment is known"
                 )
-        for name, given in (("--source-field", self.source_field), ("--target-field", self.target_field)):
-            if given is not None and not self.train:
-                raise InputError(f"{name} needs --train: generated pairs have no columns")
+        for side, given in (("source", self.source_field), ("target", self.target_field)):
+            if given != side and not self.train:
+                raise InputError(f"--{side}-field needs --train: generated pairs have no columns")
         check_training([self.tokenizer or "words"], {"--vocabulary": self.vocabulary})
 
 

@@ -121,8 +121,7 @@ def _splits(request: TranslateSettings) -> list[RunTexts]:
             RunTexts(seed, generated_pairs(request.samples or SAMPLES, seed, "train", unlike=unlike), test)
             for seed in request.seeds
         ]
-    given = {"source_field": request.source_field, "target_field": request.target_field}
-    fields = {name: column for name, column in given.items() if column is not None}
+    fields = {"source_field": request.source_field, "target_field": request.target_field}
     with naming({"split": "--train or --test as FILE@PART"}):
         pairs = read_pairs(request.train, **fields)
         test = read_pairs(request.test, **fields, field="test") if request.test else []
