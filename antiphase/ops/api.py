@@ -23,7 +23,7 @@ from antiphase.ops.implementations import (
 )
 from antiphase.ops.native.library import MOST_SHARED, why_not_built
 from antiphase.ops.native.library import why_not as why_not_native
-from antiphase.ops.native.operators import native_attention, rows
+from antiphase.ops.native.operators import native_attention
 from antiphase.ops.native.steps import native_attention_of_few
 from antiphase.ops.reference import reference_attention
 from antiphase.ops.shapes import (
@@ -266,7 +266,6 @@ def _native_attention(
     save = differentiates(*tensors)
     if not save and edges[0] is None and is_few(query, key, groups, mask, maps=1 if lam is None else 2):
         key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
-        query, key, value, mask = rows(query), rows(key), rows(value), None if mask is None else rows(mask)
         few: Tensor = native_attention_of_few(
             query, key, value, lam, mask, groups, is_causal, sliding_window or 0, scale
         )

@@ -14,7 +14,6 @@ from antiphase.ops.dispatch import are_plain, differentiates
 from antiphase.ops.implementations import runs_on_triton, step_module, transforms_of, why_no_kernels
 from antiphase.ops.native import layer, loss, steps
 from antiphase.ops.native.library import DTYPES, why_not_built
-from antiphase.ops.native.operators import rows
 from antiphase.ops.plain import plain_cross_entropies, plain_lambda, plain_rms_norm
 from antiphase.ops.shapes import four_dimensions
 
@@ -106,8 +105,6 @@ def v1_step(
     if not takes(query, key, value, vectors, weight, mask, scale):
         return None
     key, value, mask = within_window(query.shape[2], key, value, mask, sliding_window)
-    if not on_triton:
-        query, key, value, mask = rows(query), rows(key), rows(value), None if mask is None else rows(mask)
     step = step_module().triton_v1_step if on_triton else steps.native_v1_step
     out: Tensor = step(
         query, key, value, *vectors, weight, mask, groups, is_causal, sliding_window or 0, scale, initial, eps, factor

@@ -294,7 +294,7 @@ LLAMA = hf.LlamaConfig(**SIZES, num_attention_heads=8, rms_norm_eps=1e-5)
         (hf.DiffLlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v2"}, "upcycles softmax"),
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"attention_type": "differential_v3"}, "must be one of"),
         (hf.LlamaConfig(**SIZES, num_attention_heads=8), {"control": True}, "control needs attention_type"),
-        (LLAMA, {"attention_type": "differential", "to": "diffllama"}, "is set in head_norm, head_scale$"),
+        (LLAMA, {"attention_type": "differential", "to": "diffllama"}, "the model has in head_norm, head_scale$"),
         (LLAMA, {"attention_type": "dex", "to": "llama"}, "to llama has no place for what the model has in dex_heads$"),
         (LLAMA, {"attention_type": "differential_v2", "to": "llama"}, "softmax models, not differential_v2$"),
     ],

@@ -15,7 +15,7 @@ from antiphase.ops.native.operators import empty_output
 
 INTERFACE = (
     "aoti_torch_get_dim", "aoti_torch_get_sizes", "aoti_torch_get_strides", "aoti_torch_get_dtype",
-    "torch_get_const_data_ptr", "aoti_torch_get_data_ptr", "aoti_torch_empty_strided",
+    "torch_get_const_data_ptr", "aoti_torch_get_data_ptr", "aoti_torch_empty_strided", "aoti_torch_copy_",
     "aoti_torch_delete_tensor_object", "torch_get_num_threads", "aoti_torch_library_init_impl", "torch_library_impl",
 )  # fmt: skip
 """Functions of PyTorch's stable C interface, in the order of ``antiphase_torch`` of source/steps.cpp."""
@@ -61,8 +61,8 @@ native_attention_of_few = _operator(
     "native_attention_of_few(Tensor query, Tensor key, Tensor value, Tensor? lam, Tensor? mask, SymInt groups, "
     "bool is_causal, SymInt sliding_window, float scale) -> Tensor"
 )
-"""A few queries over many keys, not differentiable; arguments and result as in ``operators.attend``, last dimensions
-contiguous. A ``ValueError`` names what does not fit together.
+"""A few queries over many keys, not differentiable; arguments and result as in ``operators.attend``. A ``ValueError``
+names what does not fit together.
 """
 
 

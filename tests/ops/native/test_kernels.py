@@ -8,7 +8,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from antiphase import differential_attention
 from antiphase.layers.functions import softmax_attention, softmax_weights
@@ -464,3 +466,35 @@ def test_batches_of_vmap_keep_derivatives(queries):
         for function in (by_row, call)
     )
     torch.testing.assert_close(found, expected)
+
+
+REFUSED_STEPS = [{"dtype": torch.float16}, {"scale": -0.3}, {"scale": 0.3}]
+"""Of half precision and of negative scale, which the operator refuses; and a transposed key, which it copies."""
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("change", REFUSED_STEPS, ids=str)
+def test_a_trace_of_a_step_computes_the_same(change):
+    """A refusal within a tracer would end the process, or stay in the graph."""
+    query, key, value = (t.to(change.get("dtype", t.dtype)) for t in ONE_QUERY)
+    turned = query, key.mT.contiguous().mT, value
+
+    def call(*tensors):
+        return differential_attention(*tensors, 0.4, scale=change.get("scale"))
+
+    expected = call(query, key, value)
+    for program in (torch.jit.trace(call, (query, key, value)), make_fx(call)(query, key, value)):
+        torch.testing.assert_close(program(query, key, value), expected)
+        torch.testing.assert_close(program(*turned), expected)
+    torch.testing.assert_close(torch.jit.trace(call, turned)(*turned), expected)
+
+
+@pytest.mark.usefixtures("built")
+def test_steps_are_checked_in_fake_mode_and_by_rank():
+    with FakeTensorMode() as fake:
+        query, key, value = map(fake.from_tensor, ONE_QUERY)
+        with pytest.raises(ValueError, match="same length"):
+            differential_attention(query, key, value[:, :, :7], 0.4)
+    with pytest.raises(ValueError, match="2 or 3 dimensions"):
+        differential_attention(*ONE_QUERY, torch.full((1, 1, 1, 1), 0.4))

@@ -25,6 +25,7 @@ struct antiphase_torch {
   int32_t (*get_data_ptr)(void *tensor, void **data);
   int32_t (*empty_strided)(int64_t rank, const int64_t *sizes, const int64_t *strides, int32_t dtype, int32_t device,
                            int32_t index, void **tensor);
+  int32_t (*copy)(void *to, void *from, int32_t non_blocking);
   int32_t (*delete_tensor)(void *tensor);
   int32_t (*get_num_threads)(uint32_t *threads);
   int32_t (*library_init_impl)(const char *space, const char *key, const char *file, uint32_t line, void **library);
@@ -51,14 +52,27 @@ struct Tensor {
   int64_t rank = 0, *sizes = nullptr, *strides = nullptr;
   int32_t dtype = -1;
 
-  explicit Tensor(void *owned) : handle(owned) {
+  explicit Tensor(void *owned) : handle(owned) { read(); }
+  Tensor(const Tensor &) = delete;
+  void read() {
     if (!handle) return;
     check(torch.get_dim(handle, &rank));
     check(torch.get_sizes(handle, &sizes));
     check(torch.get_strides(handle, &strides));
     check(torch.get_dtype(handle, &dtype));
   }
-  Tensor(const Tensor &) = delete;
+  // Copies it unless its rows are contiguous; of rank 1 to 4.
+  void make_rows_contiguous() {
+    if (!handle || has_contiguous_rows()) return;
+    int64_t whole[4] = {1, 1, 1, 1};
+    for (int64_t i = rank - 1; i > 0; --i) whole[i - 1] = whole[i] * sizes[i];
+    void *copy;
+    check(torch.empty_strided(rank, sizes, whole, dtype, CPU, -1, &copy));
+    std::swap(handle, copy);
+    const Tensor old(copy);
+    check(torch.copy(handle, old.handle, 0));
+    read();
+  }
   ~Tensor() {
     if (handle) torch.delete_tensor(handle);
   }
@@ -124,7 +138,7 @@ struct Step {
   bool causal;
   double scale;
 
-  uint64_t run(int64_t maps, const float *number, const Tensor *weight, double epsilon, double factor) const {
+  uint64_t run(int64_t maps, const float *number, const Tensor *weight, double epsilon, double factor) {
     const bool is_double = query.dtype == DOUBLE;
     if ((query.dtype != FLOAT && query.dtype != BFLOAT16 && !is_double) || key.dtype != query.dtype ||
         value.dtype != query.dtype || (lam && lam.dtype != (is_double ? DOUBLE : FLOAT)) || (mask && mask.dtype != BOOL))
@@ -133,6 +147,8 @@ struct Step {
     if (groups < 1 || window < 0 || !(scale > 0) || std::isinf(scale))
       throw std::invalid_argument("groups must be at least 1, sliding_window at least 0, scale above 0 and finite");
     if (query.rank != 4 || key.rank != 4 || value.rank != 4) refuse(maps, weight);
+    for (Tensor *tensor : {&query, &key, &value, &mask})
+      if (tensor != &mask || (mask && mask.rank > 0 && mask.rank <= 4)) tensor->make_rows_contiguous();
     const int64_t batch = query.sizes[0], heads = query.sizes[1] / maps, queries = query.sizes[2], width = query.sizes[3];
     const int64_t keys = key.sizes[2], key_maps = key.sizes[1] / groups, parts = value.sizes[1] / groups;
     const int64_t value_width = parts * value.sizes[3];
@@ -146,9 +162,6 @@ struct Step {
                      mask.sizes[mask.rank - 1] == keys)) &&
           (!weight || weight->is_vector(value_width, query.dtype))))
       refuse(maps, weight);
-    for (const Tensor *tensor : {&query, &key, &value, &mask})
-      if (*tensor && !tensor->has_contiguous_rows())
-        throw std::invalid_argument("the last dimension of query, key, value and mask must be contiguous");
     // stored as (B, N, H, dv), so that the layer's reshape costs nothing
     const int64_t strides[4] = {queries * heads * value_width, value_width, heads * value_width, 1};
     void *out;
@@ -192,8 +205,8 @@ void attend_few(uint64_t *stack, uint64_t, uint64_t) {
   const int64_t groups = given.integer();
   const bool causal = given.boolean();
   const int64_t window = given.integer();
-  const Step step{Tensor(query), Tensor(key), Tensor(value), Tensor(lam), Tensor(mask), groups, window, causal,
-                  given.number()};
+  Step step{Tensor(query), Tensor(key), Tensor(value), Tensor(lam), Tensor(mask), groups, window, causal,
+            given.number()};
   stack[0] = step.run(step.lam ? 2 : 1, nullptr, nullptr, 0, 0);
 }
 
@@ -206,8 +219,8 @@ void v1_step(uint64_t *stack, uint64_t, uint64_t) {
   const int64_t groups = given.integer();
   const bool causal = given.boolean();
   const int64_t window = given.integer();
-  const Step step{Tensor(query), Tensor(key), Tensor(value), Tensor(nullptr), Tensor(mask), groups, window, causal,
-                  given.number()};
+  Step step{Tensor(query), Tensor(key), Tensor(value), Tensor(nullptr), Tensor(mask), groups, window, causal,
+            given.number()};
   const float *data[4];
   for (int i = 0; i < 4; ++i) {
     if (step.query.rank != 4 || !vectors[i].is_vector(step.query.sizes[3], FLOAT))
