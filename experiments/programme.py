@@ -13,8 +13,9 @@ import argparse
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean, median, median_high, median_low
 from typing import Any
 
@@ -22,10 +23,11 @@ import numpy
 from rich.console import Console
 
 from antiphase.base.errors import InputError
-from antiphase.lab.statistics.blocks import Blocks, Contrast
+from antiphase.base.records import Record
+from antiphase.lab.statistics.blocks import Blocks, Contrast, smallest_detectable
 from antiphase.lab.statistics.intervals import mean_interval
 from antiphase.lab.statistics.survival import compare_steps, survival
-from antiphase.lab.statistics.verdicts import MARGIN, verdict
+from antiphase.lab.statistics.verdicts import CONFIDENCE, MARGIN, verdict
 from experiments import programme_runs
 from experiments.json_lines import Line
 from experiments.programme_runs import LEARNED, lines, steps_to
@@ -63,7 +65,7 @@ class Study:
         if entry not in known or not path.is_file():
             raise InputError(f"STUDY must have an entry STUDY/runs in programme.yaml and a claim, got {name}")
         found: dict[str, dict[int, Line]] = {arm: {} for arm in known[entry]["arms"]}
-        for line in lines(entry):
+        for line in (*lines(entry), *_of_blocks(path.parent)):
             found[line["arm"]][line["seed"]] = line
         seeds = [seed for seed in known[entry]["seeds"] if all(seed in own for own in found.values())]
         measures = "noise" if "until" in known[entry] else known[known[entry]["rates_from"]]["chosen_by"]
@@ -75,6 +77,17 @@ class Study:
         arm, other = self.claim["primary"]["contrast"]
         return arm, other
 
+    @property
+    def confidence(self) -> float:
+        """Of the interval that tests the primary contrast; several measures share alpha."""
+        primary = self.claim["primary"]
+        return 1 - float(primary.get("alpha", 0.05)) / len(primary.get("measures", ["one"]))
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether there are as many seeds as the claim asks for."""
+        return len(self.seeds) >= self.claim["primary"].get("least", 0)
+
     def contrasts(self) -> list[tuple[str, str]]:
         """The primary contrast, then that arm against all others, then they against the first."""
         arm, other = self.primary
@@ -85,6 +98,19 @@ class Study:
     def series(self, read: Callable[[Line], Any]) -> dict[str, list[Any]]:
         """Arm to what ``read`` finds in the line of each seed."""
         return {arm: [read(own[seed]) for seed in self.seeds] for arm, own in self.runs.items()}
+
+
+def _of_blocks(folder: Path) -> list[Line]:
+    """The runs of a study that ``gpu_block.py`` made, with L50 of the extended models where a block counts for it."""
+    found = []
+    for path in sorted(folder.glob("block-*.json")):
+        block = Record.load(path).values
+        measured = {} if block["for_loss_alone"] else block["measured"]["needles-extended"]
+        for line in block["runs"]:
+            rows = measured[line["arm"]]["crossings"] if line["arm"] in measured else []
+            lengths = [row for row in rows if row["trained"] and row["over"] == "length"]
+            found.append({**line, "l50": lengths[0]} if lengths else line)
+    return found
 
 
 def steps_tables(study: Study) -> dict[str, Rows]:
@@ -119,13 +145,17 @@ def steps_tables(study: Study) -> dict[str, Rows]:
             cells += [spoken, f"{sum(a < b for a, b in both)} of {len(both)}"]
             pairs.append([f"{arm} against {other}", *cells])
         tables |= {f"steps-{100 * accuracy:.0f}": by_arm, f"ratios-{100 * accuracy:.0f}": pairs}
-    if all("l50" in line for own in study.runs.values() for line in own.values()):
-        tables["lengths"] = _lengths(study)
-    return tables
+    return tables | lengths_tables(study)
 
 
-def _lengths(study: Study) -> Rows:
-    """Up to which length half of the answers are right: lower medians by arm, and ratios to the first arm in blocks."""
+def lengths_tables(study: Study) -> dict[str, Rows]:
+    """Up to which length half of the answers are right, in the seeds where that was measured of every arm: lower
+    medians by arm, and ratios to the first arm in blocks; the primary contrast, if this is one of its measures.
+    """
+    seeds = [seed for seed in study.seeds if all("l50" in own[seed] for own in study.runs.values())]
+    if not seeds:
+        return {}
+    study = replace(study, seeds=seeds)
     rows: Rows = [["arm", "half are right up to, tokens", "range", "ratio to the first arm", "95 %"]]
     first, *_ = study.runs
     found = study.series(lambda line: line["l50"])
@@ -138,7 +168,19 @@ def _lengths(study: Study) -> Rows:
         ratio = None if blocks is None or arm == first else blocks.difference(arm, first)
         cells = [f"{2**ratio.estimate:.2f}", " to ".join(f"{2**end:.2f}" for end in ratio.interval())] if ratio else []
         rows.append([arm, shown[0], " to ".join(shown[1:]), *(cells or ["–", "–"])])
-    return rows
+    tables = {"lengths": rows}
+    if "lengths" in study.claim["primary"].get("measures", []):
+        arm, other = study.primary
+        ratio = None if blocks is None else blocks.contrast({arm: 1.0, other: -1.0}, pooled=study.pooled)
+        cells, level = ["–"] * 4, f"{100 * study.confidence:g} %"
+        if ratio is not None:
+            limits = ratio.interval(study.confidence)
+            seen = smallest_detectable(ratio.error, ratio.degrees, study.confidence)
+            word = str(verdict(limits, lower_is_better=False, detectable=None, paper=None)) if study.is_tested else "–"
+            cells = [f"{2**ratio.estimate:.2f}", " to ".join(f"{2**end:.2f}" for end in limits), f"{2**seen:.2f}", word]
+        head = ["length at which half are right, ratio", "mean", level, "n", "seen with 80 % power", "verdict"]
+        tables["lengths-primary"] = [head, [f"{arm} / {other}", *cells[:2], str(len(seeds)), *cells[2:]]]
+    return tables
 
 
 def loss_of(line: Line, document: str) -> float | None:
@@ -171,19 +213,21 @@ def loss_tables(study: Study) -> dict[str, Rows]:
         if found is None:
             pairs.append([f"{arm} - {other}", *["–"] * 8])
             continue
-        low, high = found.interval()
-        paper = PAPERS.get((arm, other))
-        word = "–"
-        if is_primary:
-            word = str(verdict((low, high), lower_is_better=True, detectable=found.detectable, paper=paper))
+        confidence = study.confidence if is_primary else CONFIDENCE
+        low, high = found.interval(confidence)
+        seen = smallest_detectable(found.error, found.degrees, confidence)
+        level = "" if confidence == CONFIDENCE else f" ({100 * confidence:g} %)"
+        paper, word = PAPERS.get((arm, other)), "–"
+        if is_primary and study.is_tested:
+            word = str(verdict((low, high), lower_is_better=True, detectable=seen, paper=paper))
         each = [one.difference(arm, other) for one in alone.values() if one is not None]
         pairs.append([
-            f"{arm} - {other}", f"{found.estimate:+.4f}", f"{low:+.4f} to {high:+.4f}", str(found.blocks),
-            f"{found.detectable:.4f}", "–" if paper is None else f"{paper:+.3f}",
+            f"{arm} - {other}", f"{found.estimate:+.4f}", f"{low:+.4f} to {high:+.4f}{level}", str(found.blocks),
+            f"{seen:.4f}", "–" if paper is None else f"{paper:+.3f}",
             "yes" if found.is_within(MARGIN) else "no", word,
             ", ".join("–" if one is None else f"{one.estimate:+.3f}" for one in each),
         ])  # fmt: skip
-    return {"losses": by_arm, "differences": pairs, "pooling": _pooling(blocks)}
+    return {"losses": by_arm, "differences": pairs, "pooling": _pooling(blocks), **lengths_tables(study)}
 
 
 def _drawn_again(line: Line, part: str, name: str) -> float:
@@ -304,7 +348,7 @@ def on_pages() -> dict[str, Callable[[], Rows]]:
         return [row[:-1] for row in rows] if rows[0][-1] in ("by seed", "by document") else rows
 
     kinds = ("steps-50", "ratios-50", "steps-90", "ratios-90", "losses", "differences", "pooling", "noise",
-             "noise-differences", "noise-adjusted", "noise-changed", "lengths")  # fmt: skip
+             "noise-differences", "noise-adjusted", "noise-changed", "lengths", "lengths-primary")  # fmt: skip
     names = [name.removesuffix("/runs") for name in programme_runs.studies() if name.endswith("/runs")]
     return {f"programme-{name}-{kind}": partial(of, name, kind) for name in names for kind in kinds}
 

@@ -199,20 +199,23 @@ def _step(
         return None
     if type(lam) is float and math.isfinite(lam):
         lam = torch.scalar_tensor(lam, dtype=statistics_dtype(query.dtype), device="cpu")
-    if not isinstance(lam, Tensor) or lam.dim() not in (0, 2, 3) or differentiates(query, key, value, lam):
-        return None
-    if not (scale is None or type(scale) is float):
+    if not isinstance(lam, Tensor) or lam.dim() not in (0, 2, 3) or not (scale is None or type(scale) is float):
         return None
     if not (query.is_cpu and key.is_cpu and value.is_cpu and lam.is_cpu and (mask is None or mask.is_cpu)):
         return None
+    if torch.is_grad_enabled() and (
+        query.requires_grad or key.requires_grad or value.requires_grad or lam.requires_grad
+    ):
+        return None
     if groups == 0 or query.dim() != 4 or key.dim() != 4 or not (mask is None or mask.dim() == 4):
         return None
-    if not is_few(query, key, groups, mask) or query.shape[3] == 0:
+    width = query.shape[3]
+    if width == 0 or not is_few(query, key, groups, mask):
         return None
     try:
         out: Tensor = native_attention_of_few(
             query, key, value, lam, mask, groups, bool(is_causal), 0,
-            query.shape[3] ** -0.5 if scale is None else scale,
+            width**-0.5 if scale is None else scale,
         )  # fmt: skip
     except ValueError:  # the caller's checks change the tensors, or say what is wrong
         return None

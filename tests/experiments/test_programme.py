@@ -1,14 +1,18 @@
 """Tables of a study of the programme from planted runs: who is sooner, how much is lost, and what is left open."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy
 import pytest
 import yaml
+from scipy import stats
 
+from antiphase.base.records import Record
 from antiphase.lab.settings.arms import ARMS
 from antiphase.lab.settings.presets import load_preset
+from antiphase.lab.statistics.blocks import Blocks
 from experiments import json_lines, programme, programme_runs
 from support.paths import ROOT
 
@@ -144,6 +148,56 @@ def test_lengths_at_which_a_half_is_right_are_compared_as_ratios(study):
     _, _, beyond, added = study("x", lines)["lengths"]
     assert beyond == ["V1", "1300", "1262 to ≥ 3072", "–", "–"]
     assert added[3] == "0.50"
+
+
+def test_two_measures_of_blocks_share_alpha_and_a_block_where_softmax_fails_counts_for_the_loss_alone(
+    study, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(STUDIES["y/runs"], "pooled", True)
+    generator = numpy.random.default_rng(7)
+    one = study("y", [])  # writes the claim
+    assert one == {}
+
+    whole = {"S": [], "SW": [], "V1": []}
+
+    def block(seed, *, alone=False):
+        lengths = {arm: length * (1 + 0.05 * generator.normal())
+                   for arm, length in (("S", 2000), ("SW", 2200), ("V1", 3000))}  # fmt: skip
+        for arm, length in lengths.items():
+            whole[arm] += [] if alone else [math.log2(length)]
+        rows = {arm: {"crossings": [
+            {"trained": True, "over": "needles", "value": 8.0, "sizes": [2, 4, 8], "beyond": None},
+            {"trained": True, "over": "length", "sizes": [1024, 2048, 4096, 8192], "beyond": None,
+             "value": length},
+        ]} for arm, length in lengths.items()}  # fmt: skip
+        runs = [text(arm, seed, 4.0 - 0.03 * (arm == "V1") + 0.005 * generator.normal()) for arm in lengths]
+        values = {"seed": seed, "runs": runs, "measured": {"needles-extended": rows}, "for_loss_alone": alone}
+        Record(kind="gpu-block", values=values, seconds=1.0).save(tmp_path / "y", f"block-{seed}")
+
+    for seed in range(3):
+        block(seed)
+    found = programme.tables("y")
+    assert len(found["lengths"]) == 4
+    assert "lengths-primary" not in found  # the claim of one measure
+    primary = {"contrast": ["V1", "SW"], "measures": ["losses", "lengths"], "least": 4}
+    (tmp_path / "y/claim.json").write_text(json.dumps({"question": "?", "primary": primary}))
+    narrow, found = found["differences"][1], programme.tables("y")
+    assert found["differences"][1][7] == found["lengths-primary"][1][5] == "–"  # three blocks test nothing
+    assert found["differences"][1][2].endswith(" (97.5 %)")
+    assert not any("%" in row[2] for row in found["differences"][2:])
+    assert float(found["differences"][1][4]) > float(narrow[4])
+    ends = [[float(end.split()[0]) for end in row[2].split(" to ")] for row in (narrow, found["differences"][1])]
+    ratio = float(stats.t.ppf(1 - 0.0125, 4) / stats.t.ppf(1 - 0.025, 4))  # (3 - 1) (3 - 1) degrees of freedom
+    assert (ends[1][1] - ends[1][0]) / (ends[0][1] - ends[0][0]) == pytest.approx(ratio, rel=0.02)
+    block(3)
+    block(4, alone=True)
+    found = programme.tables("y")
+    assert (found["differences"][1][3], found["lengths-primary"][1][3]) == ("5", "4")
+    assert found["differences"][1][7] == found["lengths-primary"][1][5] == "agrees"
+    assert found["lengths-primary"][0][2] == "97.5 %"
+    ratio = Blocks.of(whole).contrast({"V1": 1.0, "SW": -1.0}, pooled=True)
+    ends = " to ".join(f"{2**end:.2f}" for end in ratio.interval(0.975))
+    assert found["lengths-primary"][1][1:3] == [f"{2**ratio.estimate:.2f}", ends]
 
 
 def noisy(arm, seed, ratio):

@@ -61,7 +61,7 @@ def short() -> list[list[str]]:
 def by_processor() -> list[list[str]]:
     """V1 against softmax on PyTorch's attention, a column a processor."""
     rows = [(task, dtype, length) for task in ("forward", BOTH) for dtype in SHORT for length in LENGTHS[:2]]
-    rows += [("decode", dtype, length) for dtype in SHORT for length in (256, *LENGTHS[:2])]
+    rows += [("decode", dtype, length) for dtype in SHORT for length in (64, 256, *LENGTHS[:2])]
     return [["V1 / softmax", *PROCESSORS]] + [
         [
             f"{task}, {SHORT[dtype]}, {length:,}",

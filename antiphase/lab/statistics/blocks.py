@@ -27,20 +27,21 @@ Array = numpy.ndarray[Any, Any]
 Arm = TypeVar("Arm", bound=Hashable)
 
 
-def smallest_detectable(error: float, degrees: float) -> float:
-    """The true difference (MDE) whose 95 % interval excludes 0 with a power of 80 %.
+def smallest_detectable(error: float, degrees: float, confidence: float = CONFIDENCE) -> float:
+    """The true difference (MDE) whose interval excludes 0 with a power of 80 %.
 
     Args:
         error: standard error of the difference.
         degrees: of freedom of its estimate.
+        confidence: of the interval.
     """
-    return _errors_seen(degrees) * error
+    return _errors_seen(degrees, confidence) * error
 
 
 @lru_cache(maxsize=64)
-def _errors_seen(degrees: float) -> float:
+def _errors_seen(degrees: float, confidence: float) -> float:
     """The MDE in standard errors."""
-    critical = float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees))
+    critical = float(stats.t.ppf((1 + confidence) / 2, degrees))
     return float(brentq(lambda size: float(stats.nct.sf(critical, degrees, size)) - POWER, 1.0, 3 * critical))
 
 
