@@ -175,10 +175,11 @@ class Block:
         self.extended()
         measured = {part.name: self.measured(part) for part in PARTS}
         lines = [execute(run, settings) for run, settings in self.runs.items()]
-        missing = [name for name, found in measured.items() if len(found) < len(self.runs)]
+        missing = [part.name for part in PARTS if len(measured[part.name]) < len(self.sound(part.of))]
         softmax = next(line for line in lines if line["arm"] == "S")
         values = {
             "seed": self.seed, "runs": lines, "measured": measured, "missing": missing, "seconds": self.seconds,
+            "diverged": [run.arm for run in self.runs if run not in self.sound("extended")],
             "for_loss_alone": softmax["accuracy"] is None or softmax["accuracy"] < GATE,
         }  # fmt: skip
         record = Record(kind="gpu-block", values=finite(values), seconds=time.monotonic() - began)
@@ -194,6 +195,11 @@ class Block:
         """Folder of a model."""
         return WORK / (STUDY if of == "trained" else "e/extended") / run.name
 
+    def sound(self, of: str) -> list[Run]:
+        """Those that did not diverge; in the extension, or before it."""
+        before = list(self.runs) if of == "trained" else self.sound("trained")
+        return [run for run in before if not Record.load(self.folder(run, of)).values.get("diverged")]
+
     def trained(self) -> None:
         """Train all arms at a time."""
         began = time.monotonic()
@@ -203,7 +209,7 @@ class Block:
     def extended(self) -> None:
         """Continue all models with longer sequences, a third of whose rows are retrieval."""
         began, jobs = time.monotonic(), []
-        for run in self.runs:
+        for run in self.sound("trained"):
             overrides = [f"training.steps={LONG_STEPS}", *LONG_SETTINGS, *self.given.set]
             settings = extension(str(self.folder(run, "trained")), length=LONG, overrides=overrides)
             jobs.append(Job(run.name, run.arm, run.seed, settings))
@@ -221,7 +227,8 @@ class Block:
         """Values of a measurement by arm; those that did not end in time are missing."""
         began, output = time.monotonic(), WORK / "e/measured" / f"{part.name}-{self.seed}"
         output.parent.mkdir(parents=True, exist_ok=True)
-        models = [str(self.folder(run, part.of)) for run in self.runs]
+        runs = self.sound(part.of)
+        models = [str(self.folder(run, part.of)) for run in runs]
         words = [sys.executable, "-m", "antiphase", "evaluate", "several", *models, "--measure", part.measurement,
                  "--data", self.text[1], "--at-once", str(AT_ONCE), "--output", str(output), "--resume"]  # fmt: skip
         flags = part.flags if self.given.samples is None else {**part.flags, "samples": self.given.samples}
@@ -237,11 +244,11 @@ class Block:
                 process.wait()
         self.seconds[part.name] = time.monotonic() - began
         found = {}
-        for run in self.runs:
+        for run in runs:
             place = output / f"{part.measurement}-{run.name}"
             if (place / "record.json").is_file():
                 found[run.arm] = Record.load(place).values
-        say(f"{part.name}: {len(found)} of {len(self.runs)} models, {self.seconds[part.name]:.0f} s")
+        say(f"{part.name}: {len(found)} of {len(runs)} models, {self.seconds[part.name]:.0f} s")
         return found
 
 

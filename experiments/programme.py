@@ -85,8 +85,8 @@ class Study:
 
     @property
     def is_tested(self) -> bool:
-        """Whether there are as many seeds as the claim asks for."""
-        return len(self.seeds) >= self.claim["primary"].get("least", 0)
+        """Whether there are as many seeds as the claim asks for: a test at every new seed finds too much."""
+        return len(self.seeds) >= self.claim["primary"].get("least", self.claim["n"])
 
     def contrasts(self) -> list[tuple[str, str]]:
         """The primary contrast, then that arm against all others, then they against the first."""
@@ -101,15 +101,19 @@ class Study:
 
 
 def _of_blocks(folder: Path) -> list[Line]:
-    """The runs of a study that ``gpu_block.py`` made, with L50 of the extended models where a block counts for it."""
+    """The runs of a study that ``gpu_block.py`` made, with L50 of the extended models where a block counts for it; an
+    arm that diverged answers nothing.
+    """
     found = []
     for path in sorted(folder.glob("block-*.json")):
         block = Record.load(path).values
         measured = {} if block["for_loss_alone"] else block["measured"]["needles-extended"]
-        for line in block["runs"]:
-            rows = measured[line["arm"]]["crossings"] if line["arm"] in measured else []
-            lengths = [row for row in rows if row["trained"] and row["over"] == "length"]
-            found.append({**line, "l50": lengths[0]} if lengths else line)
+        known = {arm: row for arm, own in measured.items() for row in own["crossings"]
+                 if row["trained"] and row["over"] == "length"}  # fmt: skip
+        if known:
+            sizes = next(iter(known.values()))["sizes"]
+            known |= {arm: programme_runs.unanswered(sizes) for arm in block["diverged"]}
+        found += [{**line, "l50": known[line["arm"]]} if line["arm"] in known else line for line in block["runs"]]
     return found
 
 
@@ -134,7 +138,7 @@ def steps_tables(study: Study) -> dict[str, Rows]:
             cells = ["–"] * 5
             if ratio is not None:
                 cells[:2] = [f"{ratio.ratio:.2f}", "{:.2f} to {:.2f}".format(*ratio.interval)]
-                if (arm, other) == study.primary and accuracy == LEARNED:
+                if (arm, other) == study.primary and accuracy == LEARNED and study.is_tested:
                     cells[2:] = [f"{ratio.p:.2g}", f"{ratio.detectable:.2f}", str(ratio.word())]
             both = [
                 (mine or math.inf, theirs or math.inf) for mine, theirs in zip(steps[arm], steps[other], strict=True)
@@ -257,7 +261,7 @@ def noise_tables(study: Study) -> dict[str, Rows]:
                          for one in found)  # fmt: skip
         size = [str(found[0].blocks), f"{found[0].detectable:.2f}"] if found[0] else ["–", "–"]
         word = "–"
-        if found[0] and (arm, other) == study.primary:
+        if found[0] and (arm, other) == study.primary and study.is_tested:
             word = str(verdict(found[0].interval(), lower_is_better=False, detectable=None, paper=None))
         pairs.append([f"{arm} - {other}", *filler, *size, word, *facts])
     return {
@@ -344,7 +348,7 @@ def on_pages() -> dict[str, Callable[[], Rows]]:
     """Tables by the names that stand in pages, such as ``programme-a-ratios-50``; no values by seed or document."""
 
     def of(study: str, kind: str) -> Rows:
-        rows = tables(study).get(kind, [["no seed has a run of every arm yet"]])
+        rows = tables(study).get(kind, [["no seed has all of it yet"]])
         return [row[:-1] for row in rows] if rows[0][-1] in ("by seed", "by document") else rows
 
     kinds = ("steps-50", "ratios-50", "steps-90", "ratios-90", "losses", "differences", "pooling", "noise",

@@ -215,6 +215,8 @@ def noise(model: Path) -> dict[str, Any]:
 
 def half_answered(model: Path, lengths: Sequence[int]) -> dict[str, Any]:
     """L50 of a trained model: what ``evaluate needles`` finds over these lengths, at random depths."""
+    if Record.load(model).values.get("diverged"):
+        return unanswered(lengths)
     output = model.with_name(f"{model.name}-lengths")
     settings = NeedlesSettings(
         name=str(model), lengths=lengths, queries=(1,), depths=(), samples=LENGTH_CONTEXTS, device="cpu"
@@ -222,6 +224,11 @@ def half_answered(model: Path, lengths: Sequence[int]) -> dict[str, Any]:
     (row,) = [row for row in evaluate_needles(settings, output, resume=output.exists()).values["crossings"]
               if row["trained"]]  # fmt: skip
     return {name: row[name] for name in ("sizes", "value", "beyond", "interval")}
+
+
+def unanswered(lengths: Sequence[int]) -> dict[str, Any]:
+    """L50 of a run that diverged: without one, its block would be left out for all arms."""
+    return {"sizes": list(lengths), "value": None, "beyond": "below", "interval": [None, None]}
 
 
 def execute_together(runs: Mapping[Run, RunSettings], processes: int, ends: float) -> None:

@@ -9,8 +9,9 @@ stored in 4 bits (Q4_1), so every figure is one of that 4-bit model. The text of
 the Python language, which ships with Python. The long form reads essays and labelled sets of public origin from the
 folder of ``--data``. Finished steps are skipped, and their records are copied to ``--records`` at once; each form needs
 its own ``--output``. With ``--minutes`` a step that lasts longer is interrupted, and its journal is kept beside the
-records, so that it can continue from another checkout. Only ``probe`` and ``outliers``, which take minutes, begin
-again.
+records, so that it can continue from another checkout; study F's is ``records/programme/f/unfinished-heads.tar.gz``,
+to be unpacked there (``--records records/programme/f --only heads heads-seed1 heads-seed2``). Only ``probe`` and
+``outliers``, which take minutes, begin again.
 """
 
 from __future__ import annotations
@@ -230,7 +231,7 @@ def publish(folder: Path, records: Path) -> None:
     if not (folder / "record.json").is_file():
         return
     records.mkdir(parents=True, exist_ok=True)
-    for file, name in (("record.json", folder.name), (CLAIM_FILE, f"{folder.name}-claim")):
+    for file, name in (("record.json", folder.name), (CLAIM_FILE, f"{folder.name}-claims")):
         if (folder / file).is_file():
             shutil.copyfile(folder / file, records / f"{name}.json")
 

@@ -81,15 +81,18 @@ def test_a_block_keeps_everything_in_one_record_and_names_what_is_missing(block,
         path.write_text(text)
     monkeypatch.setattr(block, "load_preset", lambda base, own, data: _with(base, data))
     block.prepare(tmp_path / "prepared", [str(texts[0])], [str(texts[1])])
+    rates = {"S": 1.7e-3, "V1": 1e30}  # the second diverges, and the block goes on without it
     arms = ("S",)
-    monkeypatch.setattr(block, "runs_of", lambda name, known: [block.Run(name, arm, 1.7e-3, 0) for arm in arms])
+    monkeypatch.setattr(block, "runs_of", lambda name, known: [block.Run(name, *one, 0) for one in rates.items()])
     names = ("outliers-trained", "long-context-extended")  # the second at the longest texts
     monkeypatch.setattr(block, "PARTS", [part for part in block.PARTS if part.name in names])
     assert block.Block(asked(tmp_path, settings=TINY)).run() == 0
     found = Record.load(tmp_path / "out" / "block-0.json")
     assert found.environment["revision"] == "abc"
-    assert [line["arm"] for line in found.values["runs"]] == list(arms)
-    assert all(line["loss"] > 0 and line["by_document"] for line in found.values["runs"])
+    softmax, lost = found.values["runs"]
+    assert (softmax["arm"], lost["arm"], lost["by_document"]) == ("S", "V1", None)
+    assert softmax["loss"] > 0
+    assert softmax["by_document"]
     assert list(found.values["measured"]["outliers-trained"]) == list(arms)
     assert all(value["rows"] for value in found.values["measured"]["outliers-trained"].values())
     assert list(found.values["measured"]["long-context-extended"]) == list(arms)
@@ -98,6 +101,7 @@ def test_a_block_keeps_everything_in_one_record_and_names_what_is_missing(block,
     for arm in arms:
         model = json.loads((tmp_path / f"work/e/extended/{arm}-rate0.0017-seed0/config.json").read_text())
         assert model["max_position_embeddings"] == block.READ
+    assert found.values["diverged"] == ["V1"]
     monkeypatch.setattr(block, "PARTS", [*block.PARTS, block.Part("perplexity", "extended", {})])
     late = block.Block(asked(tmp_path, settings=TINY))
     late.ends = 0.0

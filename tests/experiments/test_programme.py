@@ -32,9 +32,9 @@ def study(tmp_path, monkeypatch):
     monkeypatch.setattr(programme_runs, "RECORDS", tmp_path)
     monkeypatch.setattr(programme_runs, "studies", lambda: STUDIES)
 
-    def made(name, planted):
+    def made(name, planted, n=2):
         (tmp_path / name).mkdir(exist_ok=True)
-        claim = {"question": "Is it so?", "primary": {"contrast": PRIMARY[name]}}
+        claim = {"question": "Is it so?", "primary": {"contrast": PRIMARY[name]}, "n": n}
         (tmp_path / name / "claim.json").write_text(json.dumps(claim))
         (tmp_path / name / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in planted))
         return programme.tables(name)
@@ -132,6 +132,20 @@ def test_the_primary_contrast_alone_has_one_variance_over_all_arms_where_its_cla
     assert float(primary[4]) > 3 * float(own[1][4])  # the difference that is seen
 
 
+def test_a_study_is_tested_when_all_of_its_seeds_are_in(study):
+    learners = [learner(arm, seed, step) for seed in range(8) for arm, step in
+                (("S", 400 + seed), ("V1", 200 + seed), ("V1+", 350 + seed))]  # fmt: skip
+    texts = [
+        text(arm, seed, 4.0 - 0.1 * (arm == "V1") + 0.001 * seed) for seed in range(8) for arm in ("S", "SW", "V1")
+    ]
+    noisy_ones = [noisy(arm, seed, 3 + (arm == "V1")) for seed in range(8) for arm in ("S", "V1")]
+    for n, words in ((8, "agrees"), (9, "–")):
+        assert study("x", learners, n)["ratios-50"][1][5] == words
+        assert study("y", texts, n)["differences"][1][7] == words
+        assert study("z", noisy_ones, n)["noise-differences"][1][5] == words
+    assert study("x", learners, 9)["ratios-50"][1][3:6] == ["–"] * 3
+
+
 def test_lengths_at_which_a_half_is_right_are_compared_as_ratios(study):
     def line(arm, seed, length):
         row = {"sizes": [512, 1024, 3072], "value": length, "beyond": None if length else "above"}
@@ -160,7 +174,7 @@ def test_two_measures_of_blocks_share_alpha_and_a_block_where_softmax_fails_coun
 
     whole = {"S": [], "SW": [], "V1": []}
 
-    def block(seed, *, alone=False):
+    def block(seed, *, alone=False, diverged=None):
         lengths = {arm: length * (1 + 0.05 * generator.normal())
                    for arm, length in (("S", 2000), ("SW", 2200), ("V1", 3000))}  # fmt: skip
         for arm, length in lengths.items():
@@ -171,7 +185,9 @@ def test_two_measures_of_blocks_share_alpha_and_a_block_where_softmax_fails_coun
              "value": length},
         ]} for arm, length in lengths.items()}  # fmt: skip
         runs = [text(arm, seed, 4.0 - 0.03 * (arm == "V1") + 0.005 * generator.normal()) for arm in lengths]
-        values = {"seed": seed, "runs": runs, "measured": {"needles-extended": rows}, "for_loss_alone": alone}
+        gone = () if diverged is None else rows.pop(diverged) and [diverged]
+        values = {"seed": seed, "runs": runs, "measured": {"needles-extended": rows}, "for_loss_alone": alone,
+                  "diverged": list(gone)}  # fmt: skip
         Record(kind="gpu-block", values=values, seconds=1.0).save(tmp_path / "y", f"block-{seed}")
 
     for seed in range(3):
@@ -180,7 +196,7 @@ def test_two_measures_of_blocks_share_alpha_and_a_block_where_softmax_fails_coun
     assert len(found["lengths"]) == 4
     assert "lengths-primary" not in found  # the claim of one measure
     primary = {"contrast": ["V1", "SW"], "measures": ["losses", "lengths"], "least": 4}
-    (tmp_path / "y/claim.json").write_text(json.dumps({"question": "?", "primary": primary}))
+    (tmp_path / "y/claim.json").write_text(json.dumps({"question": "?", "primary": primary, "n": 8}))
     narrow, found = found["differences"][1], programme.tables("y")
     assert found["differences"][1][7] == found["lengths-primary"][1][5] == "–"  # three blocks test nothing
     assert found["differences"][1][2].endswith(" (97.5 %)")
@@ -198,6 +214,10 @@ def test_two_measures_of_blocks_share_alpha_and_a_block_where_softmax_fails_coun
     ratio = Blocks.of(whole).contrast({"V1": 1.0, "SW": -1.0}, pooled=True)
     ends = " to ".join(f"{2**end:.2f}" for end in ratio.interval(0.975))
     assert found["lengths-primary"][1][1:3] == [f"{2**ratio.estimate:.2f}", ends]
+    block(4, diverged="V1")  # an arm that fails is not made better by leaving its block out
+    found = programme.tables("y")
+    assert [row[2].split()[0] for row in found["lengths"][1:]].count("≤") == 1
+    assert found["lengths-primary"][1][1:] == ["–", "–", "5", "–", "–"]
 
 
 def noisy(arm, seed, ratio):
@@ -251,7 +271,7 @@ def test_noise_at_equal_accuracy_leaves_the_part_of_a_lead_that_accuracy_does_no
     assert float(facts) == 0
 
 
-def test_the_length_up_to_which_half_is_right_is_measured_of_the_trained_model(tmp_path):
+def test_the_length_up_to_which_half_is_right_is_measured_of_the_trained_model(tmp_path, monkeypatch):
     sizes = ["data.sequence_length=32", "data.needles=2", "data.queries=2", "evaluation.lengths=[64]"]
     settings = load_preset("demo", ["training.steps=1", "training.warmup_steps=1", *sizes]).run
     programme_runs.trained(settings, tmp_path / "one")
@@ -261,6 +281,13 @@ def test_the_length_up_to_which_half_is_right_is_measured_of_the_trained_model(t
     found = programme_runs.half_answered(tmp_path / "one", [16, 32, 64])
     assert found == {"sizes": [16, 32, 64], "value": None, "beyond": "below", "interval": [None, 16.0]}
     assert programme_runs.half_answered(tmp_path / "one", [16, 32, 64]) == found  # from its record
+    lost = load_preset(
+        "demo", ["training.learning_rate=1e30", "training.steps=4", "training.warmup_steps=1", *sizes]
+    ).run
+    run = programme_runs.Run("x/runs", "S", 1e30, 0)
+    monkeypatch.setattr(programme_runs, "WORK", tmp_path / "work")
+    line = programme_runs.execute(run, lost, {"lengths_read": [16, 32]})
+    assert line["l50"] == {"sizes": [16, 32], "value": None, "beyond": "below", "interval": [None, None]}
 
 
 def test_only_studies_of_steps_tell_when_half_is_right(tmp_path, monkeypatch, capsys):

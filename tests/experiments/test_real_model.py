@@ -86,7 +86,7 @@ def test_finished_records_are_kept_when_a_later_step_is_interrupted(tmp_path, st
     assert [path.name for path in (records / "unfinished").iterdir()] == ["long-context"]
     assert "confirm" in stubbed(*words, "--output", tmp_path / "b")
     assert {"long-context.json", "confirm.json", "confirm-seed2.json"} <= {path.name for path in records.iterdir()}
-    assert (records / "confirm-seed1-claim.json").read_text() == "claims of confirm-seed1"
+    assert (records / "confirm-seed1-claims.json").read_text() == "claims of confirm-seed1"
     assert not list((records / "unfinished").iterdir())
 
 

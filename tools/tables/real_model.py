@@ -86,7 +86,7 @@ def heads_alone() -> Rows:
         for record in (Record.load(RECORDS / f"{name}.json")
                        for name in ("confirm", *(f"confirm-seed{seed}" for seed in SPLITS)))
     }  # fmt: skip
-    table = [["Split", "Heads", "Gain alone, 95 %", "Mean change, nats, 95 %",
+    table = [["Split", "Heads", "Gain alone, 95 % over heads", "Mean change, nats, 95 % over heads",
               *(f"r with split {seed}" for seed in list(splits)[:-1])]]  # fmt: skip
     for place, (seed, changes) in enumerate(splits.items()):
         gain, values = sum(change > 0 for change in changes.values()), list(changes.values())

@@ -71,13 +71,6 @@ class Contrast:
         return self.estimate - half, self.estimate + half
 
     @property
-    def p(self) -> float:
-        """Two-sided, of no contrast."""
-        if not self.error:
-            return float(self.estimate == 0)
-        return float(2 * stats.t.sf(abs(self.estimate) / self.error, self.degrees))
-
-    @property
     def detectable(self) -> float:
         """The MDE, if the error is the true one."""
         return smallest_detectable(self.error, self.degrees)

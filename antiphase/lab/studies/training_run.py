@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from torch.distributed import is_torchelastic_launched
+from transformers import PreTrainedModel
 
 from antiphase.base.folders.ownership import only_one, undone_if_refused
 from antiphase.base.randomness import keyed_generator
@@ -21,7 +22,7 @@ from antiphase.lab.training.checkpoint import checkpoints
 from antiphase.lab.training.distributed import is_first_process, is_restarted
 from antiphase.lab.training.loop import PAGE_ACCURACY, Evaluation, Reporter, train
 from antiphase.lab.training.run_folder import check_diverged, check_run
-from antiphase.lab.training.run_model import LanguageModel, check_settings
+from antiphase.lab.training.run_model import check_settings
 
 
 def curve_evaluations(settings: RunSettings, data: PreparedData) -> dict[str, Evaluation]:
@@ -29,10 +30,10 @@ def curve_evaluations(settings: RunSettings, data: PreparedData) -> dict[str, Ev
     held_out = data.task().sample(settings.evaluation.curve_samples, keyed_generator("curve"))
     batch = data.validation(settings.evaluation.validation_sequences)
 
-    def retrieval(model: LanguageModel, divide: Divide) -> Mapping[str, float]:
+    def retrieval(model: PreTrainedModel, divide: Divide) -> Mapping[str, float]:
         return {"accuracy": first_query_accuracy(model, held_out, divide)}
 
-    def loss(model: LanguageModel, divide: Divide) -> Mapping[str, float]:
+    def loss(model: PreTrainedModel, divide: Divide) -> Mapping[str, float]:
         return {"loss": perplexity(model, batch, divide=divide)["loss"]}
 
     return {"retrieval": retrieval, "loss": loss}

@@ -333,12 +333,13 @@ def hub_revision(source: HubDataset, field: str) -> str:
 
 
 def is_same_part(one: HubDataset, other: HubDataset) -> bool:
-    """Whether two names mean the same split of the same dataset; one may name the configuration that is the default.
+    """Whether two names mean splits of one dataset with rows in common; one may name the default configuration.
 
     Raises:
         InputError: the dataset cannot be reached, which is asked only if one of the two names a configuration.
     """
-    if (one.name.lower(), one.split) != (other.name.lower(), other.split):  # the Hub ignores the case of names
+    splits = {one.split, other.split}
+    if one.name.lower() != other.name.lower() or (len(splits) > 1 and "all" not in splits):  # the Hub ignores case
         return False
     return one.config == other.config or hub_revision(one, "validation") == hub_revision(other, "data")
 

@@ -74,7 +74,7 @@ def labelled_rows(
                 rows += _rows_of(path, split, header, field, latin=latin)
         else:
             if split is not None and "@" not in given:
-                source = replace(source, split=split)
+                source = replace(source, split=split, given=f"{given}@{split}")
             rows += _numbered(hub_rows(source, field))
     if not rows:
         raise InputError(f"{named(field, given)}: it holds no rows; give a file with labelled text")

@@ -143,16 +143,19 @@ def pack(
     kind = np.dtype("<u2" if largest < 1 << 16 else "<u4")
     cache.mkdir(parents=True, exist_ok=True)
     data, sidecar = cache / f"{name}.tokens", cache / f"{name}.json"
-    with FileLock(cache / f".{name}.lock"):
-        ends = _ends(data, sidecar, kind, len(paths))
-        if ends is None:
-            corpus = Corpus(tuple(sources(paths, field)), backend.to_str(), end, kind.name, text_field, field)
-            counts = write_tokens(data, corpus, workers=workers, progress=progress or (lambda tokens: None), say=say)
-            ends = tuple(counts["ends"])
-            versions = {package: version for package, version in environment().items() if package in PACKAGES}
-            tree = {**identity, **counts, "sha256": file_digest(data), "dtype": kind.name, "versions": versions}
-            # written last, because tokens without their sidecar do not count
-            write_atomically(sidecar, (json.dumps(tree, indent=1) + "\n").encode())
+    ends = _ends(data, sidecar, kind, len(paths))  # without the lock, in which processes would read one after another
+    if ends is None:
+        with FileLock(cache / f".{name}.lock"):
+            ends = _ends(data, sidecar, kind, len(paths))
+            if ends is None:
+                corpus = Corpus(tuple(sources(paths, field)), backend.to_str(), end, kind.name, text_field, field)
+                report = progress or (lambda tokens: None)
+                counts = write_tokens(data, corpus, workers=workers, progress=report, say=say)
+                ends = tuple(counts["ends"])
+                versions = {package: version for package, version in environment().items() if package in PACKAGES}
+                tree = {**identity, **counts, "sha256": file_digest(data), "dtype": kind.name, "versions": versions}
+                # written last, because tokens without their sidecar do not count
+                write_atomically(sidecar, (json.dumps(tree, indent=1) + "\n").encode())
     tokens: np.ndarray[Any, np.dtype[Any]] = np.empty(0, dtype=kind)  # an empty file cannot be mapped
     if data.stat().st_size > 0:
         tokens = np.memmap(data, dtype=kind, mode="r")

@@ -58,9 +58,8 @@ def check_stop() -> None:
 
 def _begin(stop: Any) -> None:
     STOPS.append(stop)
-    for of_terminal in ("SIGINT", "SIGHUP"):  # which reaches this process too; the one that started it decides
-        if of_terminal in signal.Signals.__members__:
-            signal.signal(signal.Signals[of_terminal], signal.SIG_IGN)
+    for of_terminal in (signal.SIGINT, signal.SIGHUP):  # they reach this process too; the one that started it decides
+        signal.signal(of_terminal, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
     if not parent.is_alive():  # killed while this one was imported: a task that waits here is not to begin

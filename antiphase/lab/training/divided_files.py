@@ -43,12 +43,7 @@ def write_parts(folder: Path, tensors: Mapping[str, Tensor], group: dist.Process
     try:
         save(dict(tensors), storage_writer=writer, process_group=group)
     except CheckpointException as error:
-        raise _first_cause(error) from None
-
-
-def _first_cause(error: CheckpointException) -> BaseException:
-    """The error of the first process that failed, which is not an error of all processes together."""
-    return next(iter(error.failures.values()))[0]
+        raise next(iter(error.failures.values()))[0] from None  # of the first process that failed, not of all together
 
 
 def own_files(folder: Path, rank: int) -> list[Path]:

@@ -327,7 +327,8 @@ class _Run:
         self.model.train()
         if is_paged:
             point["page_length"] = length
-            self._advance(point[PAGE_ACCURACY])
+            if self.progress.step < self.training.steps:
+                self._advance(point[PAGE_ACCURACY])
         self.progress.curve.append(finite(point))
         if self.group.is_first:
             confirm_held()

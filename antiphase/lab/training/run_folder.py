@@ -65,11 +65,6 @@ def run_digest(folder: Path) -> str:
     return hash_of([finite(settings), *kept])
 
 
-def _kept(folder: Path) -> dict[str, Any]:
-    """The settings of a folder's run by dotted names, without those that change no result."""
-    return _of_results(kept_run(folder / SETTINGS, field="output"))
-
-
 def _given(settings: Any, prefix: str = "") -> dict[str, Any]:
     """Settings that differ from their defaults and may change results, by dotted names."""
     found: dict[str, Any] = {}
@@ -108,7 +103,7 @@ def check_run_of(folder: Path, settings: RunSettings) -> None:
     Raises:
         InputError: the run or its record is another one.
     """
-    before, now = _kept(folder), _of_results(settings)
+    before, now = _of_results(kept_run(folder / SETTINGS, field="output")), _of_results(settings)
     changed = [name for name in now if before.get(name) != now[name] and not name.endswith(START_SETTING)]
     if changed:
         raise InputError(

@@ -34,10 +34,6 @@ from antiphase.models.tensor_plan import divides_mlp
 from antiphase.models.transformer import AntiphaseForCausalLM
 from antiphase.ops.implementations import why_no_kernels
 
-LanguageModel = PreTrainedModel
-"""The type of the models that a run trains."""
-
-
 RECURRENT = "antiphase_recurrent"
 """Model type for ``model.kind`` rnn or lstm; transformers knows its classes."""
 

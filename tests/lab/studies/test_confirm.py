@@ -1,6 +1,7 @@
 """A confirmatory study: the plan comes first, parts do not overlap, and every number follows from scores by hand."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from antiphase.lab.studies.calibrate.cells import Cells, LabelScores
 from antiphase.lab.studies.calibrate.confirm import PRIMARY
 from antiphase.lab.studies.calibrate.confirm import measure as confirming
 from antiphase.lab.studies.calibrate.confirm import outcomes as resampling
-from antiphase.lab.studies.calibrate.confirm.outcomes import finding, outcomes
+from antiphase.lab.studies.calibrate.confirm.outcomes import finding, likelihoods, outcomes
 from antiphase.lab.text.tasks.tasks import load_task
 from support.records import values
 
@@ -124,6 +125,16 @@ def test_confirm(antiphase, tmp_path, monkeypatch):
     for title in ("What the chosen heads gain", "Controls", "The chosen heads beside controls", found["verdict"]):
         assert title in page
 
+    likelihood = {row["of"]: row for row in found["likelihood"]}
+    answers = [int(answer) if hit else 1 - int(answer)
+               for answer, hit in zip(logs[0].argmax(1), targets, strict=True)]  # fmt: skip
+    of_right = [(log - log.mean(0)).log_softmax(1)[range(12), answers] for log in logs]
+    assert likelihood["kept heads"]["value"] == pytest.approx(float((of_right[1] - of_right[0]).mean()), abs=1e-6)
+    assert likelihood["a head alone"]["value"] == pytest.approx(fmean(tried.values()))
+    assert likelihood["share that gains"]["value"] == len(kept) / len(tried)
+    assert [row["samples"] for row in found["likelihood"]] == [12, 12, 12]
+    assert "change with one head alone, mean over heads" in page
+
     count = len(seen)
     assert antiphase(f"{CONFIRM} --output s --resume")[0] == 0
     assert len(seen) == count  # nothing is measured twice
@@ -205,6 +216,27 @@ def test_outcomes_of_planted_changes():
 
 
 @pytest.mark.slow
+def test_intervals_of_heads_are_over_samples():
+    """The same samples score all heads, so what they have in common does not average out over heads."""
+    generator = torch.Generator().manual_seed(2)
+    sizes = {"a": 50, "b": 80}
+    samples = {name: torch.randn(size, generator=generator, dtype=torch.float64) for name, size in sizes.items()}
+    samples = {name: values - values.mean() + 0.001 for name, values in samples.items()}
+    alone = [{name: values + 0.01 * (head - 1) for name, values in samples.items()} for head in range(3)]
+    rows = {row["of"]: row for row in likelihoods(samples, alone, seed=0)}
+    assert [row["samples"] for row in rows.values()] == [130] * 3
+    error = math.sqrt(sum(float(values.var()) / len(values) for values in samples.values())) / 2
+    for name in ("kept heads", "a head alone"):
+        assert rows[name]["value"] == pytest.approx(0.001)
+        low, high = rows[name]["interval"]
+        assert (high - low) / 2 == pytest.approx(1.96 * error, rel=0.06)
+    assert (rows["share that gains"]["value"], rows["share that gains"]["interval"]) == (2 / 3, [0.0, 1.0])
+    certain = [{"a": torch.full((5,), value, dtype=torch.float64)} for value in (0.5, -0.1, 0.2, 0.0)]
+    rows = {row["of"]: row for row in likelihoods(None, certain, seed=0)}
+    assert rows.keys() == {"a head alone", "share that gains"}
+    assert (rows["share that gains"]["value"], rows["share that gains"]["interval"]) == (0.5, [0.5, 0.5])
+
+
 def test_a_moved_prior_does_not_hide_what_the_area_under_the_curve_gains():
     rows = []
     for favour in (0.0, 1.5):

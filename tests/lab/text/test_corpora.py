@@ -407,6 +407,7 @@ def test_all_parts_of_a_hub_dataset_have_the_column_of_its_first_text(monkeypatc
 @pytest.mark.parametrize(("other", "same"), [
     ("nobody-here/poems", True), ("Nobody-here/Poems@train", True), ("nobody-here/poems:default", True),
     ("nobody-here/poems:old", False), ("nobody-here/poems@test", False), ("nobody-here/plays", False),
+    ("nobody-here/poems@all", True), ("nobody-here/plays@all", False),
 ])  # fmt: skip
 def test_one_part_of_a_hub_dataset_can_be_named_in_several_ways(monkeypatch, other, same):
     class Builder:

@@ -148,6 +148,13 @@ def test_a_split_is_that_of_a_dataset_of_the_hub(monkeypatch, given, read):
     assert [row.values["text"] for row in labelled_rows(given, split="test")] == [read]
 
 
+def test_places_tell_two_splits_of_one_dataset_of_the_hub_apart(monkeypatch):
+    """Rows that are asked are never examples, which is known by their places."""
+    monkeypatch.setattr(labelled, "hub_rows", lambda source, field: iter([(source.given, {"text": "a"})]))
+    places = {row.place for split in ("test", "train") for row in labelled_rows("owner/name", split=split)}
+    assert len(places) == 2
+
+
 def test_questions_of_squad_without_ids_have_different_places(tmp_path):
     asked = [{"question": f"Q{number}?", "answers": [{"text": "a"}]} for number in range(3)]
     articles = {"data": [{"title": "T", "paragraphs": [{"context": "c", "qas": asked}]}]}

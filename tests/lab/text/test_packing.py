@@ -311,6 +311,12 @@ def test_packing_that_was_interrupted_is_not_taken_for_whole(corpus, tokenizer, 
     assert packed.tokens.tolist() == expected_tokens(corpus, tokenizer)
 
 
+def test_a_whole_cache_is_read_without_waiting_for_others(corpus, tokenizer, tmp_path, monkeypatch):
+    expected = pack(corpus, tokenizer, sequence_length=16, cache=tmp_path).tokens.tolist()
+    monkeypatch.setattr(packing, "FileLock", None)  # cannot be taken
+    assert pack(corpus, tokenizer, sequence_length=16, cache=tmp_path).tokens.tolist() == expected
+
+
 @pytest.mark.parametrize(
     "damage", ["no sidecar", "empty sidecar", "other sidecar", "no digest", "short", "other content", "gone"]
 )

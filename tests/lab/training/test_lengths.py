@@ -125,6 +125,14 @@ def test_the_record_says_when_each_length_began_and_a_resumed_run_is_the_whole_o
         assert_identical(outcome(folder), outcome(tmp_path / "whole"))
 
 
+def test_the_last_evaluation_begins_no_stage(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(training_run, "first_query_accuracy", lambda *_: 1.0)
+    said = []
+    run(tmp_path / "run", *GROWING, "training.steps=1", say=said.append)
+    assert stages_of(tmp_path / "run") == [(12, 0), (24, 0)]
+    assert said == ["retrieval sequences have 24 tokens from step 1 on"]
+
+
 def test_a_stage_that_is_not_passed_lasts(tmp_path, run):
     run(tmp_path / "run", *GROWING, "data.length_threshold=0.99")
     assert stages_of(tmp_path / "run") == [(12, 0)]

@@ -270,7 +270,13 @@ class Maps:
         return result, arrays
 
     def record(self) -> Record:
-        """The record that the page and the figures show."""
+        """The record that the page and the figures show.
+
+        Raises:
+            InputError: these are largest weights alone, which pages show beside the maps.
+        """
+        if self.found[0].part == PEAKS:
+            raise InputError("largest weights have no page of their own; that of the whole maps shows them too")
         result, arrays = self.result()
         made = result.record()
         made.arrays, made.command = arrays, "antiphase.look(model, tokenizer, text)"
@@ -280,13 +286,13 @@ class Maps:
         """Write the interactive page, one file that opens offline; returns its path.
 
         Raises:
-            InputError: the name does not end in .html, or the file cannot be written.
+            InputError: the name does not end in .html, the file cannot be written, or as ``record``.
         """
         with renamed({"output": "path"}):
             return write_look([self.record()], Path(path))
 
-    def _repr_html_(self) -> str:
-        return framed(look_page([self.record()]))
+    def _repr_html_(self) -> str | None:
+        return None if self.found[0].part == PEAKS else framed(look_page([self.record()]))
 
     def __repr__(self) -> str:
         heads = sorted({len(one.maps) for one in self.found})

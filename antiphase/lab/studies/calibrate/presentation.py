@@ -141,7 +141,9 @@ def signed_interval(interval: Sequence[float]) -> str:
 
 
 @matplotlib.rc_context(STYLE)
-def head_changes(changes: Mapping[tuple[int, int], float]) -> Figure | None:
+def head_changes(
+    changes: Mapping[tuple[int, int], float], *, unit: str = "change in points", factor: float = POINTS
+) -> Figure | None:
     """Change of the score by layer and head."""
     if not changes:
         return None
@@ -149,7 +151,7 @@ def head_changes(changes: Mapping[tuple[int, int], float]) -> Figure | None:
     heads = 1 + max(head for _, head in changes)
     grid = numpy.full((len(layers), heads), numpy.nan)
     for (layer, head), change in changes.items():
-        grid[layers.index(layer), head] = POINTS * change
+        grid[layers.index(layer), head] = factor * change
     largest = max(float(numpy.nanmax(numpy.abs(grid))), 1e-9)
     figure = Figure(figsize=(min(10.2, 3.4 + 0.34 * heads), max(2.6, 1.4 + 0.28 * len(layers))), layout="constrained")
     axes = figure.subplots()
@@ -159,18 +161,21 @@ def head_changes(changes: Mapping[tuple[int, int], float]) -> Figure | None:
     axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
     axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
     axes.grid(visible=False)
-    figure.colorbar(image, ax=axes, label="change in points")
+    figure.colorbar(image, ax=axes, label=unit)
     return figure
 
 
-def heads_drawing(draw: Callable[[Record], Figure | None]) -> Mapping[str, Drawing]:
+def heads_drawing(
+    draw: Callable[[Record], Figure | None],
+    caption: str = "Change of the score in points, in a search on its part of the samples, in a study on all; grey: "
+    "not tried.",
+) -> Mapping[str, Drawing]:
     """The figure of ``head_changes``, by the name of its file."""
     return {
         "calibrated-heads": Drawing(
             draw=draw,
             title="Each head calibrated alone",
-            caption="Change of the score in points, in a search on its part of the samples, in a study on all; grey: "
-            "not tried.",
+            caption=caption,
             alternative="Heatmap of layers and heads: change of the score when one head is calibrated.",
             is_raster=True,
         )

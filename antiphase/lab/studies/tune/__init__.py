@@ -21,7 +21,7 @@ class TuneSettings(StudySettings):
     """
 
     learning_rates: Sequence[float] = flag(
-        "Learning rates, comma-separated, e.g. 1e-3,2e-3,4e-3.", separated=True, allows_duplicates=True
+        "Learning rates, comma-separated, e.g. 4e-3,8e-3,1.6e-2.", separated=True, allows_duplicates=True
     )
 
 

@@ -144,6 +144,11 @@ def test_a_long_text_is_shown_by_segments_and_a_part_of_it_token_by_token(llama,
     cell = whole[:, 10 * size : 11 * size, 2 * size : 3 * size]
     torch.testing.assert_close(maps[1][:, 10, 2], cell.sum(-1).mean(-1))
     torch.testing.assert_close(maps.part("peaks")[1][:, 10, 2], cell.amax((-1, -2)))
+    assert maps.part("peaks")._repr_html_() is None
+    with pytest.raises(
+        InputError, match="largest weights have no page of their own; that of the whole maps shows them"
+    ):
+        maps.part("peaks").save(tmp_path / "peaks.html")
     assert "".join(maps.tokens[:1]).startswith(text_tokenizer.decode(ids[0, :1]))
     assert remarks(maps.record())[0].startswith(f"A row and a column are {size} tokens: the sum over the keys, ")
     assert len(remarks(maps.record())) == 1

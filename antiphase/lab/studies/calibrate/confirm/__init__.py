@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from antiphase.base.errors import InputError
 from antiphase.lab.measures.result import Result
@@ -90,6 +91,18 @@ class TriedHead:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Likelihood:
+    """What calibration does to the log probability of right labels after mean-centring, in the mean over tasks."""
+
+    of: Literal["kept heads", "a head alone", "share that gains"]
+    """The kept heads together, nats; the mean over heads calibrated alone, nats; the share of those that gain."""
+    samples: int
+    value: float
+    interval: list[float]
+    """95 %, by a bootstrap over samples: the heads are all that there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Acting:
     """How many maps of the tried heads have sinks to reduce, in the prompts of a task that choose heads."""
 
@@ -126,6 +139,8 @@ class Confirm(Result):
     measures: dict[str, Measures]
     """By task, without calibration."""
     measures_calibrated: dict[str, Measures]
+    likelihood: list[Likelihood] = field(default_factory=list)
+    """Empty in records that lack it."""
     controls: list[ControlGain] = field(default_factory=list)
     control_samples: int
     p_random_heads: float | None = None

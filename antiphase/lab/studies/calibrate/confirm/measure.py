@@ -16,6 +16,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from antiphase.attention.statistics import attention_statistics
@@ -36,6 +37,7 @@ from antiphase.lab.studies.calibrate.confirm import PRIMARY, Acting, Confirm, Co
 from antiphase.lab.studies.calibrate.confirm.outcomes import (
     centred_log_probabilities,
     finding,
+    likelihoods,
     outcomes,
     pooled_centred,
 )
@@ -174,7 +176,8 @@ class _Confirmation:
         total = len(tried) + 3 + 2 * len(self.judged) + RANDOM_HEADS + RANDOM_TOKENS + 3
         self.cells.say = lambda done: report(min(done, total), total)
         self._tell_time(tried, len(shares))
-        changes = self._search(tried)
+        alone = self._search(tried)
+        changes = {head: mean_of(of_samples) for head, of_samples in alone.items()}
         kept = [head for head in tried if changes[head] > 0]
         self.say(f"{len(kept)} of {len(tried)} heads kept; judging")
         chosen = Control("kept heads", kept)
@@ -182,6 +185,10 @@ class _Confirmation:
         after = {name: self._judge("kept heads", name, chosen) for name in self.judged} if kept else before
         pairs = {name: (before[name].labels[name], after[name].labels[name]) for name in self.judged}
         primary, secondary = outcomes(pairs, self.pooled, seed=self.settings.seed)
+        scores = [centred_log_probabilities(_part(cells, self.judged, self.pooled)) for cells in (before, after)]
+        likelihood = likelihoods(
+            changes_of(scores[1], scores[0]) if kept else None, list(alone.values()), seed=self.settings.seed
+        )
         controls = self._controls(chosen, tried, before, after) if kept else []
         p_random = _p_random(controls)
         return {
@@ -199,6 +206,7 @@ class _Confirmation:
             "secondary": secondary,
             "measures": {name: plain.measures() for name, (plain, _) in pairs.items()},
             "measures_calibrated": {name: calibrated.measures() for name, (_, calibrated) in pairs.items()},
+            "likelihood": likelihood,
             "controls": controls,
             "control_samples": sum(len(task.samples) for task in self.few.values()),
             "p_random_heads": p_random,
@@ -241,8 +249,8 @@ class _Confirmation:
             f"{spoken_time(evaluated / speed)} in all at {speed:,.0f} tokens/s"
         )
 
-    def _search(self, tried: Sequence[Head]) -> dict[Head, float]:
-        """What each head alone changes in the centred log probability, in the mean over tasks."""
+    def _search(self, tried: Sequence[Head]) -> dict[Head, dict[str, Tensor]]:
+        """What each head alone changes in the centred log probability of each sample."""
         every = Control("every head, no sink", list(tried))
         plain = self.cells.evaluate(key_of("plain", [], self.search), self.model, self.search, nullcontext)
         rounded = self.cells.evaluate(
@@ -261,7 +269,7 @@ class _Confirmation:
         changes = {}
         for head in tried:
             alone = cell_of(self.cells.known[keys[head]], self.search)
-            changes[head] = mean_of(changes_of(centred_log_probabilities(alone), base, rounding=rounding))
+            changes[head] = changes_of(centred_log_probabilities(alone), base, rounding=rounding)
         return changes
 
     def _judge(self, words: str, name: str, control: Control | None) -> Graded:
@@ -274,7 +282,7 @@ class _Confirmation:
         self, chosen: Control, tried: Sequence[Head], before: dict[str, Graded], after: dict[str, Graded]
     ) -> list[dict[str, Any]]:
         """Gains of the kept heads and of every control in the primary measure, on the same few samples."""
-        plain, kept = (pooled_centred(_part(cells, self.few)) for cells in (before, after))
+        plain, kept = (pooled_centred(_part(cells, self.few, self.pooled)) for cells in (before, after))
         rows = [{"setting": chosen.setting, "heads": len(chosen.heads), "gain": kept - plain}]
         every = Control("all tried heads", list(tried))
         for control in (*controls_of(chosen.heads, tried, self.settings.seed), every):
@@ -309,9 +317,9 @@ def key_of(setting: str, heads: Sequence[Head], tasks: Mapping[str, Task]) -> st
     return json.dumps([setting, by_layer(heads), hash_of(samples)])
 
 
-def _part(cells: dict[str, Graded], few: dict[str, Task]) -> Graded:
-    """The first samples of each task."""
-    return Graded({}, {}, {name: cells[name].labels[name].part(range(len(task.samples))) for name, task in few.items()})
+def _part(cells: dict[str, Graded], tasks: dict[str, Task], names: Sequence[str]) -> Graded:
+    """As many first samples of these tasks."""
+    return Graded({}, {}, {name: cells[name].labels[name].part(range(len(tasks[name].samples))) for name in names})
 
 
 def _p_random(controls: Sequence[dict[str, Any]]) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from antiphase.calibration.changes import Scores
+from antiphase.calibration.changes import RESAMPLES, Scores, gain_interval, mean_of
 from antiphase.lab.scoring.priors import (
     area_under_curve,
     balanced_accuracy,
@@ -107,6 +107,39 @@ def _mean_over_tasks(measure: Callable[[Tensor, Tensor], float | None], sets: Se
     """Sets without a value, those with one label alone, do not count."""
     known = [value for value in (measure(*given) for given in sets) if value is not None]
     return fmean(known) if known else 0.5
+
+
+def likelihoods(kept: Scores | None, alone: Sequence[Scores], *, seed: int) -> list[dict[str, Any]]:
+    """The rows of ``Likelihood``.
+
+    Args:
+        kept: changes with the kept heads, on samples that judge; None if there are none.
+        alone: changes of every head alone, on samples that choose.
+    """
+    rows = [] if kept is None else [
+        {"of": "kept heads", "samples": _samples(kept), "value": mean_of(kept),
+         "interval": list(gain_interval(kept, seed=seed))}
+    ]  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.zeros(len(alone), RESAMPLES, dtype=torch.float64)
+    for name, first in alone[0].items():
+        chosen = torch.randint(len(first), (RESAMPLES, len(first)), generator=generator)
+        counts = torch.zeros(RESAMPLES, len(first), dtype=torch.float64).scatter_add_(
+            1, chosen, torch.ones_like(chosen, dtype=torch.float64)
+        )
+        means += torch.stack([changes[name] for changes in alone]) @ counts.T / len(first) / len(alone[0])
+    found = torch.tensor([mean_of(changes) for changes in alone], dtype=torch.float64)
+    for words, value, drawn in (
+        ("a head alone", found.mean(), means.mean(0)),
+        ("share that gains", (found > 0).double().mean(), (means > 0).double().mean(0)),
+    ):
+        interval = drawn.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+        rows.append({"of": words, "samples": _samples(alone[0]), "value": float(value), "interval": interval})
+    return rows
+
+
+def _samples(scores: Scores) -> int:
+    return sum(map(len, scores.values()))
 
 
 def pooled_centred(cell: Graded) -> float:

@@ -40,6 +40,22 @@ def outcomes(found: Confirm) -> Table:
 
 
 @Confirm.from_record
+def likelihood(found: Confirm) -> Table | None:
+    """What the score that chooses does."""
+    if not found.likelihood:
+        return None
+    words = {"kept heads": "change with the kept heads, on samples that judge",
+             "a head alone": "change with one head alone, mean over heads, on samples that choose",
+             "share that gains": "share of heads whose change alone is above 0"}  # fmt: skip
+    rows = []
+    for row in found.likelihood:
+        spell = (lambda value: f"{POINTS * value:.1f} %") if row.of == "share that gains" else "{:+.5f} nats".format
+        rows.append([words[row.of], row.samples, spell(row.value), " to ".join(map(spell, row.interval))])
+    columns = [Column("What"), Column("Samples", "integer"), Column("Value"), Column("95 % over samples")]
+    return Table(title="Log probability of right labels after mean-centring", columns=columns, rows=rows)
+
+
+@Confirm.from_record
 def plain(found: Confirm) -> Table | None:
     """Each task without calibration, beside chance."""
     return standings(found.tasks)
@@ -112,14 +128,15 @@ def control_dots(found: Confirm) -> Figure | None:
 @Confirm.from_record
 def heads_alone(found: Confirm) -> Figure | None:
     """Change of the score that chooses, by layer and head."""
-    return head_changes({(row.layer, row.head): row.change for row in found.tried})
+    changes = {(row.layer, row.head): row.change for row in found.tried}
+    return head_changes(changes, unit="change of the log probability, nats", factor=1)
 
 
 PRESENTATION = Presentation(
     introduction="A confirmatory study: what is measured was written down before, heads were chosen on one part of the "
     "samples, and every gain is measured on the other. The primary measure does not change when a model merely "
     "favours another label.",
-    tables=lambda record: [outcomes(record), plain(record), measures(record), controls(record), acting(record)],
+    tables=lambda record: [table(record) for table in (outcomes, likelihood, plain, measures, controls, acting)],
     finding=lambda record: Confirm.of(record).verdict,
     closing=lambda record, output: next_command(record, output, "study"),
     figures={
@@ -130,6 +147,6 @@ PRESENTATION = Presentation(
             "token alone, weight moved to the sinks, all tried heads.",
             alternative="Dot plot of gains in points, a line for each setting.",
         ),
-        **heads_drawing(heads_alone),
+        **heads_drawing(heads_alone, "Change of the score that chooses, on the samples that choose; grey: not tried."),
     },
 )
