@@ -74,16 +74,17 @@ def _address_space() -> int:
 
 
 def check_depth(tree: Any, place: str) -> None:
-    """Compare numbers of layers, before a class makes a list of that length, or as many modules.
+    """Compare numbers of layers and labels, before a class makes a list of that length, or as many modules.
 
     Raises:
-        InputError: a model of so many layers cannot be made.
+        InputError: a model of so many cannot be made.
     """
     waiting = [tree]
     while waiting:  # without recursion, which a file can exhaust
         held = waiting.pop()
         for key, value in held.items() if isinstance(held, dict) else ():
-            if "layers" in str(key) and isinstance(value, int) and value > LARGEST_DEPTH:
+            is_length = "layers" in str(key) or key in ("n_layer", "num_labels")
+            if is_length and isinstance(value, int) and value > LARGEST_DEPTH:
                 raise InputError(
                     f"{place}: its config.json cannot be used ({key} must be a whole number up to {LARGEST_DEPTH}, got "
                     f"{brief(value)})"

@@ -46,7 +46,7 @@ def rotary_positions(position_ids: Tensor, width: int, theta: float = 10000.0) -
 
 
 def rotate(maps: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotate queries or keys (B, maps, N, d) by their positions: cosines and sines (1|B, N, r).
+    """Rotate queries or keys (B, maps, N, d) by their positions, in their dtype: cosines and sines (1|B, N, r).
 
     The first r channels are rotated, and the others, if there are any, carry no position.
     """
@@ -54,4 +54,5 @@ def rotate(maps: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     if width < maps.shape[-1]:
         return torch.cat([rotate(maps[..., :width], cosines, sines), maps[..., width:]], dim=-1)
     first, second = maps.chunk(2, dim=-1)
-    return maps * cosines.unsqueeze(1) + torch.cat([-second, first], dim=-1) * sines.unsqueeze(1)
+    turned = maps * cosines.unsqueeze(1) + torch.cat([-second, first], dim=-1) * sines.unsqueeze(1)
+    return turned.to(maps.dtype)  # of maps in half precision, with fp32 cosines

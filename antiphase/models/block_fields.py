@@ -81,12 +81,12 @@ def with_scaling(parameters: Mapping[str, Any], scaling: Mapping[str, Any], *, t
     return {"rope_theta": base, **{name: value for name, value in scaling.items() if name != "type"}, "rope_type": kind}
 
 
-def checked_rope(parameters: Mapping[str, Any], *, head_dim: int) -> dict[str, Any]:
+def checked_rope(parameters: Mapping[str, Any], *, head_dim: int, kinds: Collection[str]) -> dict[str, Any]:
     """A copy of ``rope_parameters``, because transformers completes them in place; without the factor if it is 1.
 
     Raises:
-        InputError: the base is no number above 0; the share of rotated channels is no number up to 1, or not even two
-            channels; or there are parameters for each kind of layer.
+        InputError: the base or the factor is no number above 0; the kind is unknown; the share of rotated channels is
+            no number up to 1, or not even two channels; or there are parameters for each kind of layer.
     """
     found = dict(parameters)
     if nested := [name for name, value in found.items() if isinstance(value, Mapping)]:
@@ -94,6 +94,12 @@ def checked_rope(parameters: Mapping[str, Any], *, head_dim: int) -> dict[str, A
     theta = found.get("rope_theta", 1.0)
     if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not 0 < theta < math.inf:
         raise InputError(f"rope_theta must be a number above 0, got {theta!r}")
+    kind = found.get("rope_type", "default")
+    if kind not in kinds:
+        raise InputError(f"rope_type must be one of {', '.join(kinds)}, got {kind!r}")
+    factor = found.get("factor", 1.0 if kind in ("default", "longrope", "proportional") else None)
+    if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
+        raise InputError(f"factor of rope_parameters must be a number above 0, got {factor!r}")
     share = found.get(ROTATED, 1.0)
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1 or head_dim * share < 2:
         raise InputError(

@@ -30,6 +30,7 @@ from transformers.utils import (
 from antiphase.base.errors import InputError, named
 from antiphase.base.files import read_json
 from antiphase.base.folders.permissions import share_weights
+from antiphase.base.limits import check_depth
 from antiphase.base.records import Record, is_writing, writing
 from antiphase.models.conversion import Format, HeadSizes, check_tied, plan_conversion
 from antiphase.models.model_card import write_model_card
@@ -78,6 +79,7 @@ class Checkpoint:
         self.given = tokenizer
         tree = read_json(self.folder / "config.json", SOURCE, "save the model once more")
         if is_diff_mlx(tree):
+            check_depth(tree, named(SOURCE, name))
             self.weights = weight_files(self.folder, name, SOURCE, whole=DIFF_MLX_WEIGHTS)
             with usable_config(name, SOURCE):
                 self.config: PreTrainedConfig = diff_mlx_config(tree, self.weights.shapes)

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from transformers import PreTrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from antiphase.base.errors import InputError, nearest
 from antiphase.layers.attention import check_counts
@@ -213,12 +214,16 @@ class AntiphaseConfig(NamedFields, BlockFields):
         rope_parameters = rope_parameters or {"rope_type": "default", "rope_theta": kwargs.pop("rope_theta", 10000.0)}
         if rope_scaling:
             rope_parameters = with_scaling(rope_parameters, rope_scaling, theta=kwargs.pop("rope_theta", None))
-        self.rope_parameters = checked_rope(rope_parameters, head_dim=self.head_dim)
+        self.rope_parameters = checked_rope(
+            rope_parameters, head_dim=self.head_dim, kinds=("default", *ROPE_INIT_FUNCTIONS)
+        )
         self.rms_norm_eps = rms_norm_eps
         self.head_norm_eps = head_norm_eps
         self.initializer_range = initializer_range
         self.use_cache = use_cache
         self._check_scales()
+        if not isinstance(tie_word_embeddings, bool):
+            raise InputError(f"tie_word_embeddings must be true or false, got {tie_word_embeddings!r}")
         self.initializer, self.embedding_range = initializer, embedding_range
         if embedding_multiplier is None:
             embedding_multiplier = default_multiplier(initializer, hidden_size)

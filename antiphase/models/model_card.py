@@ -79,7 +79,7 @@ def write_model_card(
         return
     config = model.config
     quantization = getattr(config, ORIGIN, None)
-    origin = f"\nIts weights were converted from {Path(source).name}.\n" if source else ""
+    origin = f"\nIts weights were converted from {Path(source).absolute().name}.\n" if source else ""
     origin += f"\nIts weights were {dequantized(quantization)}.\n" if quantization else ""
     if config.model_type != "antiphase":
         text = PLAIN.format(title=type(model).__name__, parameters=model.num_parameters(), origin=origin)

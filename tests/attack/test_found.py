@@ -245,6 +245,13 @@ def test_a_configuration_of_a_foreign_model_with_endless_layers(tmp_path):
         read_config(str(tmp_path), field="model")
 
 
+@pytest.mark.parametrize(("kind", "name"), [("gpt2", "n_layer"), ("llama", "num_labels")])
+def test_numbers_that_a_class_makes_lists_of_are_bounded(tmp_path, kind, name):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, name: 10**7}))
+    with pytest.raises(InputError, match=f"{name} must be a whole number up to 10000, got 10000000"):
+        read_config(str(tmp_path), field="model")
+
+
 def test_an_adapter_leads_to_no_other_model(saved, tmp_path):
     folder = tmp_path / "model"
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/else", "peft_type": "LORA"}')

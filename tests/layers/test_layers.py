@@ -114,6 +114,17 @@ def test_differential_attention_is_the_reference(name, options, function):
         torch.testing.assert_close(formed, weights)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@every_variant
+def test_a_layer_in_half_precision_takes_the_positions_in_fp32(name, dtype):
+    layer, x = build(name), tokens()
+    position = rotary_positions(torch.arange(9)[None], WIDTH)
+    with torch.no_grad():
+        wanted, found = layer(x, position)[0], layer.to(dtype)(x.to(dtype), position)[0]
+    assert found.dtype == dtype
+    assert float((found.double() - wanted).norm() / wanted.norm()) < 0.03
+
+
 def test_rotary_positions_are_those_of_llama():
     config = LlamaConfig(hidden_size=MAPS * WIDTH, num_attention_heads=MAPS, rope_theta=500.0)
     places, maps = torch.arange(7)[None] + 3, torch.randn(2, MAPS, 7, WIDTH)

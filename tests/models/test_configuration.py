@@ -146,6 +146,17 @@ def test_rope_parameters_by_kind_of_layer_are_refused(tiny_config):
         tiny_config(rope_parameters=[1])
 
 
+@pytest.mark.parametrize(("given", "said"), [
+    ({"rope_type": "bogus"}, "rope_type must be one of default, linear, .*, got 'bogus'"),
+    ({"rope_type": "linear"}, "factor of rope_parameters must be a number above 0, got None"),
+    ({"rope_type": "linear", "factor": "4"}, "factor of rope_parameters must be a number above 0, got '4'"),
+    ({"rope_type": "yarn", "factor": -4.0}, "factor of rope_parameters must be a number above 0, got -4.0"),
+])  # fmt: skip
+def test_scaled_positions_that_cannot_be_computed_are_refused(tiny_config, given, said):
+    with pytest.raises(InputError, match=said):
+        tiny_config(rope_parameters={"rope_theta": 1e4, **given})
+
+
 def test_a_window_given_while_loading_is_used_and_one_without_a_layer_is_pointed_out(tiny_config, tmp_path):
     tiny_config().save_pretrained(tmp_path / "full")
     tiny_config(sliding_window=4).save_pretrained(tmp_path / "sliding")
@@ -213,3 +224,8 @@ def test_a_plan_that_transformers_adds_to_is_kept_and_not_saved(tiny_config):
     assert config.base_model_pp_plan.keys() == {"embed_tokens", "layers", "norm"}
     multiplied = tiny_config("softmax", embedding_multiplier=2.0)  # a later stage would multiply what it is given
     assert multiplied.base_model_pp_plan is None
+
+
+def test_a_text_does_not_tie_the_head(tiny_config):
+    with pytest.raises(InputError, match="tie_word_embeddings must be true or false, got 'no'"):
+        tiny_config(tie_word_embeddings="no")

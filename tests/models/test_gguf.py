@@ -333,3 +333,12 @@ class TestReal:
         assert again.convert_ids_to_tokens(again(words)["input_ids"]) == ["a", "ĊĊ", "2", "0", "2", "4", "Ġ", "3"]
         assert again.chat_template == tokenizer.chat_template
         assert "<|im_start|>" in again.chat_template
+
+
+def test_a_header_that_asks_for_far_more_weights_than_the_file_holds_is_refused(tmp_path, text_tokenizer):
+    """Before memory is taken for what is missing."""
+    model = llama(len(text_tokenizer))
+    model.config.intermediate_size = 1 << 22  # what its weights do not have
+    path = write_gguf(tmp_path / "a.gguf", model, text_tokenizer)
+    with pytest.raises(InputError, match=r"is no whole model: its header asks for [0-9,]+ weights, and its files hold"):
+        load_model(str(path))

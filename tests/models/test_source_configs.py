@@ -167,6 +167,7 @@ def without(name):
     ({"attention_type": "softmax"}, r"attention_type='softmax' is no known field"),
     ({"tie_embeddings": False}, r"tie_embeddings=False .* only True can be converted"),
     ({"dim": "24"}, "hidden_size must be a whole number"),
+    ({"n_layers": 10**9, "tensors": {}}, "n_layers must be a whole number up to 10000, got 1000000000"),
     ({"rope_base": None}, "rope_theta must be a number above 0, got None"),
     ({"tree": {"model": {**MLX}, "train": {}, "data": {}}}, "the fields model and train alone, got data"),
     ({"tree": {"model": {"dim": 24}, "train": {}}}, r"cannot be used \(n_layers is missing\)"),

@@ -141,10 +141,10 @@ def _beat(folder: Path, own: Holder, ended: threading.Event) -> None:
     """Touch the file from time to time; end the process if another one has taken the folder over."""
     touched = time.monotonic()
     while not ended.wait(BEAT):
-        if (taken := _taken_over(folder, own)) is not None:
-            complain(f"{taken}; this one ends")
-            os._exit(1)  # the main thread may be about to write
         try:
+            if (taken := _taken_over(folder, own)) is not None:
+                complain(f"{taken}; this one ends")
+                os._exit(1)  # the main thread may be about to write
             os.utime(folder / HOLDER)
             touched = time.monotonic()
         except FileNotFoundError:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from antiphase.base.errors import InputError, named, renamed
 from antiphase.base.folders.journal import Journal
 from antiphase.base.records import Record
-from antiphase.lab.measures.held_out import FOREIGN_LENGTH, check_length, data_for
+from antiphase.lab.measures.held_out import FOREIGN_LENGTH, check_length, data_for, tell_of_training_text
 from antiphase.lab.measures.inputs import text_content
 from antiphase.lab.measures.result import Result
 from antiphase.lab.measures.running import measured_in, measurement_with
@@ -35,6 +35,7 @@ from antiphase.lab.scoring.loading import (
     wrap_model,
 )
 from antiphase.lab.scoring.needles import tasks_of
+from antiphase.lab.settings.presets import DataSettings
 from antiphase.lab.text.corpora import documents
 from antiphase.lab.text.haystacks import Cell, Context, Haystack, output_tokens, prompt_ids
 from antiphase.lab.text.prepare import check_task
@@ -177,6 +178,7 @@ def evaluate_on_contexts(
                 loaded, field = (_loaded(settings, index), "against") if index else (first, "model")
                 experiment.check(loaded, field)
                 measuring.check(loaded, field)
+                del loaded  # which would stay beside those that are measured
         journal.begin()
         rows = _measured(settings, first, experiment, journal, say, report)
         found = CellRows(settings.names, experiment.task, experiment.guess_rate, rows)
@@ -234,9 +236,11 @@ class Texts:
     def __init__(
         self, settings: ContextSettings, measuring: CellMeasurement, first: LoadedModel, output: Path, say: Say
     ) -> None:
-        self.settings, self.measuring, self.first = settings, measuring, first
+        self.settings, self.measuring, self.first, self.say = settings, measuring, first, say
         own = first.settings.data if first.settings else None
         usual = own.sequence_length if own else min(FOREIGN_LENGTH, context_length(first.model) or FOREIGN_LENGTH)
+        given = DataSettings(source="text", sequence_length=usual, validation=list(settings.paths))
+        self.measured = given if settings.paths else own
         needles = settings.needles or [own.needles if own else NEEDLES]
         lengths = settings.lengths_from(usual)
         cells = cells_of(needles, settings.queries or [1], lengths, settings.depths)
@@ -265,6 +269,8 @@ class Texts:
         name = named(field, loaded.name)
         if loaded.settings is not None and loaded.settings.data.source == "synthetic":
             raise InputError(f"{name} has only the vocabulary of the synthetic task, and this is text")
+        if loaded.settings is not None and self.measured is not None:
+            tell_of_training_text(loaded.settings.data, self.measured, loaded.name, self.say)
         for contexts in self.cells.values():
             limit = self.measuring.longest
             prompts_of(loaded.model, loaded.tokenizer, contexts, name, chat=loaded.chat, limit=limit)

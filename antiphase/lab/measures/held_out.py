@@ -92,7 +92,7 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
     paths, text_field = list(asked.paths), asked.text_field
     settings = replace(settings, source="text", paths=[], validation=paths, text_field=text_field)
     if loaded.settings is not None:
-        _tell_of_training_text(trained, paths, loaded.name, say)
+        tell_of_training_text(trained, settings, loaded.name, say)
     opening = opening_of_text(loaded.tokenizer)
     if settings.sequence_length <= len(opening):
         raise InputError(f"--length {settings.sequence_length} has no room for text; raise it")
@@ -104,8 +104,18 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
     return PreparedData(settings, loaded.tokenizer, None, packed, opening)
 
 
-def _tell_of_training_text(trained: DataSettings, paths: list[str], name: str, say: Callable[[str], None]) -> None:
-    """Say if a text is one that the model was trained on and that is still there: its loss is no held-out loss."""
+def tell_of_training_text(
+    trained: DataSettings, measured: DataSettings, name: str, say: Callable[[str], None]
+) -> None:  # fmt: skip
+    """Say if a text is one that the model was trained on and that is still there: its loss is no held-out loss.
+
+    Args:
+        measured: its ``validation`` is read, or where it names none what it holds out of ``paths``.
+    """
+    parts = [(one.paths, one.validation, one.validation_share, one.text_field) for one in (trained, measured)]
+    if parts[0] == parts[1]:  # two models of one study
+        return
+    paths = measured.validation or measured.paths
     known = [path for path in trained.paths if Path(path).expanduser().exists()]
     trained_on = f"what {name} was trained on"
     with renamed({"validation": "data", "data": trained_on}):

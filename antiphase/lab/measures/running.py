@@ -19,7 +19,7 @@ from antiphase.base.folders.journal import Journal, journal_in
 from antiphase.base.folders.ownership import undone_if_refused
 from antiphase.base.records import Record, finite
 from antiphase.lab.catalog import Measurement, every
-from antiphase.lab.measures.held_out import check_length, tokens_of
+from antiphase.lab.measures.held_out import check_length, tell_of_training_text, tokens_of
 from antiphase.lab.measures.inputs import inputs_of, model_content
 from antiphase.lab.measures.parts import Parts
 from antiphase.lab.measures.settings import CausalModelSettings, ComparedSettings
@@ -27,7 +27,9 @@ from antiphase.lab.scoring.lengths import positions_of
 from antiphase.lab.scoring.loading import LoadedModel, load_model, openings_of, origins, refused_by_model
 from antiphase.lab.settings.flags import Settings
 from antiphase.lab.settings.naming import naming
+from antiphase.lab.settings.presets import kept_run
 from antiphase.lab.text.prepare import PreparedData
+from antiphase.lab.text.tokenization import opening_of_text
 from antiphase.lab.training.device import loading_options
 from antiphase.models.sources.models import read_config
 from antiphase.models.sources.tokenizers import load_tokenizer
@@ -82,6 +84,9 @@ def evaluate(
         if isinstance(data, PreparedData):
             for name in others:
                 _check_other(loaded, name, data.settings.sequence_length)
+                if (Path(name) / "run.yaml").is_file():
+                    trained = kept_run(Path(name) / "run.yaml", field="against").data
+                    tell_of_training_text(trained, data.settings, name, say)
         journal.begin()
         say(f"measuring {measurement.name}")
         parts, count = Parts(report, journal), 1 + len(others)
@@ -133,15 +138,18 @@ def others_of(settings: Any) -> Sequence[str]:
 def _check_other(first: LoadedModel, name: str, length: int) -> None:
     """
     Raises:
-        InputError: a model to compare reads shorter sequences, or has another tokenizer, so its loss per token is of
-            other tokens.
+        InputError: a model to compare reads shorter sequences, or has another tokenizer, or one that opens texts in
+            another way, so its loss per token is of other tokens.
     """
     check_length(length, positions_of(read_config(name, field="against")), name)
-    if load_tokenizer(name, field="against").get_vocab() != first.tokenizer.get_vocab():
+    tokenizer = load_tokenizer(name, field="against")
+    if tokenizer.get_vocab() != first.tokenizer.get_vocab():
         raise InputError(
             f"{named('against', name)} has other tokens than {first.name}, so their losses per token do not compare; "
             "measure each alone with evaluate long-context and compare bits per byte"
         )
+    if opening_of_text(tokenizer) != opening_of_text(first.tokenizer):
+        raise InputError(f"{named('against', name)} opens texts in another way than {first.name}; measure each alone")
 
 
 def measurement_with(settings: Settings) -> Measurement:

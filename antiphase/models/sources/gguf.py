@@ -82,6 +82,8 @@ class GgufHeader:
     """Type of most of the weights, such as ``Q4_1``; None if they are not quantized."""
     tensors: Sequence[str]
     """Their names."""
+    count: int
+    """Of weights in all tensors."""
 
 
 def is_gguf(name: str) -> bool:
@@ -134,7 +136,7 @@ def read_header(name: str, field: str) -> GgufHeader:
         sizes[kind] += math.prod(shape)
     most = sizes.most_common(1)[0][0] if sizes else None
     names = [name for name, *_ in tensors]
-    return GgufHeader(metadata, None if most in WHOLE_NUMBERS else most, names)
+    return GgufHeader(metadata, None if most in WHOLE_NUMBERS else most, names, sizes.total())
 
 
 def left_out(model: PreTrainedModel, header: GgufHeader) -> list[str]:

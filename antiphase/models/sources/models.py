@@ -175,11 +175,14 @@ def _check_size(auto: Any, config: PreTrainedConfig, stored: WeightFiles, place:
         InputError: the configuration asks for far more than there is.
     """
     shell = _shell(auto, config, f"{place}: its config.json cannot be used")
+    _compare(shell, sum(math.prod(shape) for shape in stored.shapes.values()), place, "config.json")
+
+
+def _compare(shell: PreTrainedModel, found: int, place: str, told: str) -> None:
     asked = sum(weight.numel() for weight in shell.parameters())
-    found = sum(math.prod(shape) for shape in stored.shapes.values())
     if asked > PACKED * (found + 1):
         raise InputError(
-            f"{place} is no whole model: its config.json asks for {asked:,} weights, and its files hold {found:,}"
+            f"{place} is no whole model: its {told} asks for {asked:,} weights, and its files hold {found:,}"
         )
 
 
@@ -187,10 +190,11 @@ def _check_places(auto: Any, config: PreTrainedConfig, name: str, field: str) ->
     """Look for a place for every tensor of a GGUF file.
 
     Raises:
-        InputError: the model of its configuration has none for one of them.
+        InputError: the model of its configuration has none for one of them, or is far larger.
     """
-    shell = _shell(auto, config, f"{named(field, name)}: its header cannot be used")
-    if unread := left_out(shell, read_header(name, field)):
+    shell, header = _shell(auto, config, f"{named(field, name)}: its header cannot be used"), read_header(name, field)
+    _compare(shell, header.count, named(field, name), "header")
+    if unread := left_out(shell, header):
         raise InputError(
             f"{named(field, name)} holds {unread[0]}, for which {type(shell).__name__} read from a GGUF file has no "
             "place",

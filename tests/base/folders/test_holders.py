@@ -1,10 +1,12 @@
 """Folders that other machines hold: as long as they touch their file, and no longer."""
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -107,6 +109,25 @@ def test_a_holder_that_slept_while_another_came_and_went_writes_nothing(tmp_path
         with written_beside(tmp_path / "checkpoint"):
             pass
     assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if not path.name.startswith(".")}
+
+
+def test_a_holder_survives_storage_that_does_not_answer_for_a_while(tmp_path, monkeypatch):
+    monkeypatch.setattr(holders, "BEAT", 0.02)
+    with holders.held(tmp_path):
+        answer, asked = holders.holder_of, threading.Event()
+
+        def fail(folder):
+            asked.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(holders, "holder_of", fail)
+        assert asked.wait(10)
+        monkeypatch.setattr(holders, "holder_of", answer)
+        before = (tmp_path / HOLDER).stat().st_mtime_ns
+        ends = time.monotonic() + 10
+        while (tmp_path / HOLDER).stat().st_mtime_ns == before and time.monotonic() < ends:
+            time.sleep(0.02)
+        assert (tmp_path / HOLDER).stat().st_mtime_ns > before
 
 
 def test_a_folder_that_was_removed_is_nobody_elses(tmp_path):

@@ -11,7 +11,7 @@ from antiphase.base.records import Record
 from antiphase.lab.measures.document_gain import DocumentGain
 from antiphase.lab.measures.document_gain import measure as module
 from antiphase.lab.measures.document_gain.measure import document_gain, other_documents, reference_tokens
-from antiphase.lab.measures.hallucination.items import Item, Prompted
+from antiphase.lab.measures.hallucination.items import Item
 from antiphase.lab.scoring.likelihood import OptionScores
 from support.models import save
 
@@ -95,13 +95,17 @@ def test_losses_are_those_of_a_whole_forward_pass(model, text_tokenizer):
 def test_the_other_document_is_another_of_nearly_the_same_length():
     lengths = [30, 10, 31, 11, 32, 12]
     items = [Item("question answering", "row", f"text {index // 2}", ("a",), "q") for index in range(6)]
-    drawn = Prompted(items, [[0] * length for length in lengths], 0)
-    changed = other_documents("data", drawn)
+    changed = other_documents("data", items, lengths)
     assert [item.context for item in changed] == ["text 1", "text 1", "text 0", "text 0", "text 1", "text 1"]
     assert all(new.question == old.question for new, old in zip(changed, items, strict=True))
-    same = Prompted([items[0], items[1]], [[0], [0]], 0)
+    narrow = other_documents("data", items, lengths, [31, 31, 31, 31, 31, 11])
+    assert [item.context for item in narrow] == ["text 1", "text 1", "text 0", "text 0", "text 1", "text 1"]
+    narrow = other_documents("data", items, lengths, [10 + 2 * index for index in range(6)][::-1])
+    assert [item.context for item in narrow] == ["text 2", "text 1", "text 2", "text 0", "text 1", "text 0"]
+    with pytest.raises(InputError, match=r"^row: no other document of data fits beside its question and reference"):
+        other_documents("data", items, lengths, [99, 99, 99, 9, 99, 99])
     with pytest.raises(InputError, match="all rows drawn from data have the same document"):
-        other_documents("data", same)
+        other_documents("data", items[:2], [1, 1])
 
 
 def test_documents_longer_than_the_model_reads_are_passed_over(model, text_tokenizer):
@@ -110,6 +114,15 @@ def test_documents_longer_than_the_model_reads_are_passed_over(model, text_token
     assert (found.samples, len(found.gains)) == (6, 6)
     with pytest.raises(InputError, match="3 do not fit"):
         document_gain(model, text_tokenizer, {"towns": [*summaries(6), *long]}, samples=7)
+
+
+@pytest.mark.parametrize("size", [100, 400])
+def test_one_row_with_a_long_reference_takes_no_room_from_others(model, text_tokenizer, size):
+    long = Item("summarization", "row", "It rained.", ("Rain " * size,))
+    found = document_gain(model, text_tokenizer, {"towns": [*summaries(6), long]}, samples=6).tasks["towns"]
+    assert found.left_out <= 1
+    with pytest.raises(InputError, match="1 do not fit"):
+        document_gain(model, text_tokenizer, {"towns": [*summaries(6), long]}, samples=7)
 
 
 def test_a_model_of_nan_is_refused(scored_by):

@@ -9,7 +9,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from antiphase.base.errors import InputError
-from antiphase.lab.measures.held_out import data_for
+from antiphase.lab.measures.held_out import data_for, tell_of_training_text
 from antiphase.lab.measures.probe import ProbeSettings
 from antiphase.lab.measures.probe import measure as probe
 from antiphase.lab.measures.settings import TextSettings
@@ -94,4 +94,18 @@ def test_text_that_was_trained_on_is_called_so(tmp_path, run):
     for path, told in ((book, True), (str(tmp_path / "copy.txt"), True), (str(tmp_path / "other.txt"), False)):
         said = []
         data_for(loaded, TextSettings(name=str(folder), paths=[path], length=64), tmp_path / "out", said.append)
+        assert any("this measures text that was trained on" in message for message in said) is told
+
+
+def test_text_that_a_compared_model_was_trained_on_is_called_so(tmp_path, run):
+    settings, folder = run
+    own = settings.data
+    (tmp_path / "other.txt").write_text("Another text about the sea. " * 400)
+    other = str(tmp_path / "other.txt")
+    for measured, told in (
+        (replace(own, paths=[], validation=own.paths), True), (replace(own, paths=[], validation=[other]), False),
+        (own, False), (replace(own, validation_share=0.3), True), (replace(own, paths=[other]), False),
+    ):  # fmt: skip
+        said = []
+        tell_of_training_text(own, measured, str(folder), said.append)
         assert any("this measures text that was trained on" in message for message in said) is told

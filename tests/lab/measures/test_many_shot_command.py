@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from antiphase.base.errors import InputError
@@ -14,7 +15,7 @@ from antiphase.lab.measures.running import evaluate, settings_of
 from antiphase.lab.pages.figures import figures_of
 from antiphase.lab.pages.html import write_report
 from antiphase.lab.pages.summary import compared, main_tables
-from antiphase.lab.text.tokenization import train_tokenizer
+from antiphase.lab.text.tokenization import PAGE_OPENING, train_tokenizer
 from support.models import save, small_llama
 
 ROWS = [f"{index % 2} word {index}" for index in range(40)]
@@ -148,6 +149,14 @@ def test_losses_per_token_are_compared_only_of_the_same_tokens(folder):
         assert {row[0] for row in main_tables(record)[0].rows} == {"model", "third"}
     (drawn,) = figures_of(record).values()
     assert [line.get_label() for line in drawn.axes[0].get_lines()] == ["model", "third"]
+    tokenizer.init_kwargs.pop(PAGE_OPENING, None)
+    end = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{end} $A", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    save(small_llama(tokenizer, max_position_embeddings=120), tokenizer, folder / "opening")
+    with pytest.raises(InputError, match="against opening opens texts in another way than model; measure each alone"):
+        evaluate(settings_of("perplexity", against=["opening"], **settings), folder / "opened")
 
 
 @pytest.mark.parametrize("measurement", ["perplexity", "long-context"])

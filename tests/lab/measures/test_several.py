@@ -54,6 +54,8 @@ def test_words_are_those_of_the_measurements_own_command(tmp_path):
     perplexity, probe = ([word for word in task.command(1).words if "dtype" in word]
                          for task in planned(halved, tmp_path))  # fmt: skip
     assert (perplexity, probe) == (["--dtype=bfloat16"], ["--dtype=float64"])
+    (gain,) = planned(SeveralSettings(models=["m"], measurements=("document-gain",), paths=["x.jsonl"]), tmp_path)
+    assert "--data=x.jsonl" in gain.command(1).words
     probing = SeveralSettings(models=["m"], measurements=("probe",))
     assert planned(probing, tmp_path)[0].command(1).words[0] == "probe"
 

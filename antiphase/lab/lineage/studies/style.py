@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
+from antiphase.lab.lineage.names import CLASSIFIERS
 from antiphase.lab.pages.plots import COLOURS, LINES, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-
-NAMES = ("rnn", "birnn", "lstm", "bilstm", "cnn", "transformer", "differential", "differential_v2")
-"""Models with their own style, which is the same in every figure."""
 
 
 HUES = (*COLOURS, "#8B5A2B")
@@ -26,7 +23,7 @@ SIGNS = (*MARKERS, "*")
 
 def style_of(name: str) -> dict[str, Any]:
     """Colour, marker and line of a model."""
-    index = NAMES.index(name) if name in NAMES else 0
+    index = CLASSIFIERS.index(name) if name in CLASSIFIERS else 0
     return {"color": HUES[index], "marker": SIGNS[index], "linestyle": LINES[index % len(LINES)]}
 
 

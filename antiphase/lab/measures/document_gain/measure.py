@@ -108,35 +108,50 @@ def _prepared(
     reads = context_length(model)
     found = {}
     for name, items in data.items():
-        # The question and the reference of any row must fit beside the document of any other
-        lengths = [
-            [len(tokenizer(text)["input_ids"]) for text in (item.question, item.references[0])] for item in items
-        ]
-        room = None if reads is None else reads - SPARE - sum(map(max, zip(*lengths, strict=True)))
-        drawn = draw(items, tokenizer, name=name, samples=samples, seed=seed, room=room, chat=chat)
-        changed = [*other_documents(name, drawn), *[replace(item, context="") for item in drawn.items]]
+        room = None if reads is None else reads - SPARE
+        drawn = draw(
+            items, tokenizer, name=name, samples=samples, seed=seed, room=room, chat=chat,
+            beside=lambda item: len(tokenizer(item.references[0])["input_ids"]),
+        )  # fmt: skip
+        asked, answered = (
+            [len(tokenizer(text)["input_ids"]) for text in texts]
+            for texts in zip(*((item.question, item.references[0]) for item in drawn.items), strict=True)
+        )
+        sizes = [len(prompt) - question for prompt, question in zip(drawn.prompts, asked, strict=True)]
+        rooms = None if room is None else [room - sum(own) for own in zip(asked, answered, strict=True)]
+        changed = other_documents(name, drawn.items, sizes, rooms)
+        changed += [replace(item, context="") for item in drawn.items]
         prompts = [*drawn.prompts, *(prompt_tokens(tokenizer, item.prompt, chat=chat) for item in changed)]
         references = [reference_tokens(tokenizer, item, chat=chat) for item in drawn.items]
         found[name] = Scored(drawn, prompts, references * 3)
     return found
 
 
-def other_documents(name: str, drawn: Prompted) -> list[Item]:
-    """Each item with the document of another one instead, of those that differ the one of the nearest length.
+def other_documents(
+    name: str, items: Sequence[Item], sizes: Sequence[int], rooms: Sequence[int] | None = None
+) -> list[Item]:
+    """Each item with the document of another one instead, of those that differ and fit the one of the nearest length.
+
+    Args:
+        sizes: of each item's prompt without its question, tokens.
+        rooms: largest such size beside each item's question and reference.
 
     Raises:
-        InputError: all items of the data ``name`` have the same document.
+        InputError: all items of the data ``name`` have the same document, or no other one fits beside a question.
     """
     found = []
-    lengths = [len(prompt) for prompt in drawn.prompts]
-    for item, length in zip(drawn.items, lengths, strict=True):
+    for index, (item, length) in enumerate(zip(items, sizes, strict=True)):
         others = [
-            (abs(size - length), other.context)
-            for size, other in zip(lengths, drawn.items, strict=True)
+            (abs(size - length), other.context, size)
+            for size, other in zip(sizes, items, strict=True)
             if other.context != item.context
         ]
         if not others:
             raise InputError(f"all rows drawn from {name} have the same document; give more rows, or raise --samples")
+        others = [other for other in others if rooms is None or other[2] <= rooms[index]]
+        if not others:
+            raise InputError(f"{item.place}: no other document of {name} fits beside its question and reference; "
+                             "remove the row, raise --samples, or use a model with a longer context")  # fmt: skip
         found.append(replace(item, context=min(others)[1]))
     return found
 

@@ -7,7 +7,7 @@ reward empty, copied or list-like outputs; so empty outputs count as wrong, and 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -151,6 +151,7 @@ def draw(
     seed: int,
     room: int | None,
     chat: bool = False,
+    beside: Callable[[Item], int] = lambda item: 0,
 ) -> Prompted:
     """Draw items in random order, the same for every model, without those that do not fit.
 
@@ -158,6 +159,7 @@ def draw(
         name: name of the data, on which the order depends.
         room: largest number of tokens in a prompt; None means no limit.
         chat: whether to ask through the model's chat template.
+        beside: tokens that an item needs beside its prompt.
 
     Raises:
         InputError: too few items fit.
@@ -167,7 +169,7 @@ def draw(
     left_out = 0
     for index in torch.randperm(len(items), generator=keyed_generator(seed, "hallucination", name)).tolist():
         ids = prompt_tokens(tokenizer, items[index].prompt, chat=chat)
-        if room is not None and len(ids) > room:
+        if room is not None and len(ids) + beside(items[index]) > room:
             left_out += 1
             continue
         chosen.append(items[index])

@@ -299,7 +299,8 @@ def _estimate(
         *answers.missing(known),
         *(item.asked(longest) for prompted in drawn.values() for item in prompted.items),
     ]
-    read = sum(map(len, questions)) // CHARACTERS_A_TOKEN
+    # of scripts whose characters take three bytes, each is about a token
+    read = int(sum(1.5 * len(text.encode()) - 0.5 * len(text) for text in questions)) // CHARACTERS_A_TOKEN
     write_ = 0 if settings.judge_url is None else len(questions) * settings.judge_tokens
     words = f"the judge is asked up to {len(questions):,} questions: about {read:,} tokens to read, {write_:,} to write"
     if settings.judge_price:

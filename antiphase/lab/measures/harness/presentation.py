@@ -85,7 +85,7 @@ def downstream(record: Record) -> Table | None:
         worst = max(cut, key=lambda row: row.cut)
         note += (
             f" Longer than the model reads, so lm-eval left out their beginning: up to {100 * worst.cut:.3g} % of "
-            f"the requests ({worst.task}, {worst.shots} examples, {worst.model})."
+            f"the requests ({worst.task} with all of its group, {worst.shots} examples, {worst.model})."
         )
     note += " Chance: choosing uniformly. Constant: always the commonest place among the choices."
     if pair:

@@ -228,7 +228,8 @@ def _own_settings(settings: SeveralSettings, measurement: Measurement, model: st
     """Settings of one measurement of one model."""
     kind = measurement.settings
     own = {field.name for field in fields(kind)}
-    shared = {"name": model, "paths": list(settings.paths), "device": settings.device, "dtype": settings.dtype}
+    paths = list(settings.paths)
+    shared = {"name": model, "paths": paths, "data": paths, "device": settings.device, "dtype": settings.dtype}
     tree = {name: value for name, value in shared.items() if name in own} | changes
     found = build(kind, tree, measurement.name)
     found.check()

@@ -108,7 +108,7 @@ def upcycle_preset(
         arms.get(NORMED, {}).pop(name, None)
     defaults: dict[str, Any] = model_settings(config, place=named("model", model)) if trained is None else {}
     defaults |= {  # after the sizes, which would replace those of the arms
-        "description": f"Continued training of {Path(model).name}, a softmax model.",
+        "description": f"Continued training of {Path(model).absolute().name}, a softmax model.",
         "training.decay_steps": None,
         "compare.arms": arms,
         "compare.also": {"differential_v2": "control"},

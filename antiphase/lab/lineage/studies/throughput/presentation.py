@@ -22,7 +22,7 @@ def speeds(record: Record) -> Table | None:
     rows = [[name, *(f"{known[name, length] / 1000:.1f}" for length in found.lengths)] for name in found.models]
     threads = record.environment.get("threads")
     note = (
-        f"Median over paired rounds of a step on {record.config['tokens']:,} tokens: forward, backward, Adam; "
+        f"Median over paired rounds of a step on at most {record.config['tokens']:,} tokens: forward, backward, Adam; "
         f"{threads} thread{'' if threads == 1 else 's'}."
     )
     columns = [Column("Model"), *(Column(f"{length:,}", "number") for length in found.lengths)]
@@ -100,9 +100,9 @@ def speed_by_length(found: Throughput) -> Figure | None:
 
 def _caption(record: Record) -> str:
     return (
-        f"Training steps on {record.config['tokens']:,} tokens, in sequences of equal length, without padding. Medians "
-        "over rounds in which the models take turns; bands are quartiles. A recurrent network reads one token after "
-        "the other, whatever the length; attention sees a whole sequence at once; its price grows with the square."
+        f"Training steps on at most {record.config['tokens']:,} tokens, in sequences of equal length, without padding. "
+        "Medians over rounds in which the models take turns; bands are quartiles. A recurrent network reads one token "
+        "after the other, whatever the length; attention sees a sequence at once; its price grows with the square."
     )
 
 
