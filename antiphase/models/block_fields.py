@@ -98,6 +98,8 @@ def checked_rope(parameters: Mapping[str, Any], *, head_dim: int, kinds: Collect
     if kind not in kinds:
         raise InputError(f"rope_type must be one of {', '.join(kinds)}, got {kind!r}")
     factor = found.get("factor", 1.0 if kind in ("default", "longrope", "proportional") else None)
+    if factor is None and (kind in ("default", "longrope") or (kind == "yarn" and "factor" in found)):
+        factor = 1.0  # transformers divides the lengths
     if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0 < factor < math.inf:
         raise InputError(f"factor of rope_parameters must be a number above 0, got {factor!r}")
     share = found.get(ROTATED, 1.0)

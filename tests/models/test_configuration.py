@@ -226,6 +226,12 @@ def test_a_plan_that_transformers_adds_to_is_kept_and_not_saved(tiny_config):
     assert multiplied.base_model_pp_plan is None
 
 
+@pytest.mark.parametrize("kind", ["default", "yarn", "longrope"])
+def test_a_factor_that_is_null_is_that_of_the_lengths(tiny_config, kind):
+    given = {"rope_type": kind, "rope_theta": 1e4, "factor": None, "original_max_position_embeddings": 32}
+    assert tiny_config(rope_parameters=given).rope_parameters["factor"] is None
+
+
 def test_a_text_does_not_tie_the_head(tiny_config):
     with pytest.raises(InputError, match="tie_word_embeddings must be true or false, got 'no'"):
         tiny_config(tie_word_embeddings="no")

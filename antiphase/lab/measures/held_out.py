@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from antiphase.base.errors import InputError, named, renamed, worded
+from antiphase.base.errors import InputError, renamed, worded
 from antiphase.base.folders.contents import is_same_content
 from antiphase.lab.measures.inputs import text_content
 from antiphase.lab.measures.settings import HeldOutSettings, RetrievalTextSettings, TextSettings
@@ -121,7 +121,7 @@ def tell_of_training_text(
     with renamed({"validation": "data", "data": trained_on}):
         found = seen_text(known, paths, field=trained_on)
     if found:
-        say(worded(f"{named('data')} {found[0]}; this measures text that was trained on"))
+        say(worded(f"{found[0]}; this measures text that was trained on"))
 
 
 def _cut(data: PreparedData, settings: DataSettings, name: str) -> PreparedData:

@@ -215,7 +215,6 @@ def test_outcomes_of_planted_changes():
     assert accuracy["worse"] > 20
 
 
-@pytest.mark.slow
 def test_intervals_of_heads_are_over_samples():
     """The same samples score all heads, so what they have in common does not average out over heads."""
     generator = torch.Generator().manual_seed(2)
@@ -237,6 +236,7 @@ def test_intervals_of_heads_are_over_samples():
     assert (rows["share that gains"]["value"], rows["share that gains"]["interval"]) == (0.5, [0.5, 0.5])
 
 
+@pytest.mark.slow
 def test_a_moved_prior_does_not_hide_what_the_area_under_the_curve_gains():
     rows = []
     for favour in (0.0, 1.5):

@@ -270,13 +270,7 @@ class Maps:
         return result, arrays
 
     def record(self) -> Record:
-        """The record that the page and the figures show.
-
-        Raises:
-            InputError: these are largest weights alone, which pages show beside the maps.
-        """
-        if self.found[0].part == PEAKS:
-            raise InputError("largest weights have no page of their own; that of the whole maps shows them too")
+        """The record that the page and the figures show."""
         result, arrays = self.result()
         made = result.record()
         made.arrays, made.command = arrays, "antiphase.look(model, tokenizer, text)"
@@ -286,8 +280,11 @@ class Maps:
         """Write the interactive page, one file that opens offline; returns its path.
 
         Raises:
-            InputError: the name does not end in .html, the file cannot be written, or as ``record``.
+            InputError: the name does not end in .html, the file cannot be written, or these are largest weights alone,
+                which pages show beside the maps.
         """
+        if self.found[0].part == PEAKS:
+            raise InputError("largest weights have no page of their own; that of the whole maps shows them too")
         with renamed({"output": "path"}):
             return write_look([self.record()], Path(path))
 

@@ -145,6 +145,7 @@ def test_a_long_text_is_shown_by_segments_and_a_part_of_it_token_by_token(llama,
     torch.testing.assert_close(maps[1][:, 10, 2], cell.sum(-1).mean(-1))
     torch.testing.assert_close(maps.part("peaks")[1][:, 10, 2], cell.amax((-1, -2)))
     assert maps.part("peaks")._repr_html_() is None
+    assert maps.part("peaks").grid().axes
     with pytest.raises(
         InputError, match="largest weights have no page of their own; that of the whole maps shows them"
     ):
