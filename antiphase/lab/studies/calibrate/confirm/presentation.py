@@ -44,12 +44,12 @@ def likelihood(found: Confirm) -> Table | None:
     """What the score that chooses does."""
     if not found.likelihood:
         return None
-    words = {"kept heads": "change with the kept heads, on samples that judge",
-             "a head alone": "change with one head alone, mean over heads, on samples that choose",
+    words = {"kept heads": "change with the kept heads, on samples that judge, nats",
+             "a head alone": "change with one head alone, mean over heads, on samples that choose, nats",
              "share that gains": "share of heads whose change alone is above 0"}  # fmt: skip
     rows = []
     for row in found.likelihood:
-        spell = (lambda value: f"{POINTS * value:.1f} %") if row.of == "share that gains" else "{:+.5f} nats".format
+        spell = (lambda value: f"{POINTS * value:.1f} %") if row.of == "share that gains" else "{:+.5f}".format
         rows.append([words[row.of], row.samples, spell(row.value), " to ".join(map(spell, row.interval))])
     columns = [Column("What"), Column("Samples", "integer"), Column("Value"), Column("95 % over samples")]
     return Table(title="Log probability of right labels after mean-centring", columns=columns, rows=rows)
