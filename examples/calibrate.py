@@ -16,11 +16,11 @@ import antiphase
 from antiphase.lab.settings.presets import load_preset
 from antiphase.lab.studies.training_run import train_run
 
-STEPS = ["model.attention_type=softmax", "training.steps=300", "training.decay_steps=300"]
+STEPS = ["model.attention_type=softmax", "training.steps=300"]
 
 with tempfile.TemporaryDirectory() as folder:
     run = load_preset("demo", STEPS).run
-    record = train_run(run, Path(folder) / "softmax", resume=False)
+    train_run(run, Path(folder) / "softmax", resume=False)
     model = AutoModelForCausalLM.from_pretrained(Path(folder) / "softmax").eval()
     tokenizer = AutoTokenizer.from_pretrained(Path(folder) / "softmax")
 

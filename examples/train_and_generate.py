@@ -10,7 +10,7 @@ import antiphase  # noqa: F401 – registers the models with the Auto classes
 from antiphase.lab.settings.presets import load_preset
 from antiphase.lab.studies.training_run import train_run
 
-STEPS = ["training.steps=60", "training.decay_steps=60", "training.evaluate_every=30"]
+STEPS = ["training.steps=60", "training.evaluate_every=30"]
 
 with tempfile.TemporaryDirectory() as folder:
     for kind in ("softmax", "differential"):

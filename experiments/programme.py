@@ -192,9 +192,14 @@ def loss_of(line: Line, document: str) -> float | None:
     return None if line["by_document"] is None else line["by_document"][document]
 
 
+def mean_losses(study: Study) -> dict[str, list[float | None]]:
+    """Arm to the held-out loss of each seed, mean over documents; None where the run diverged."""
+    return study.series(lambda line: line["by_document"] and fmean(line["by_document"].values()))
+
+
 def loss_tables(study: Study) -> dict[str, Rows]:
     """Mean losses by arm, and differences: of the mean over documents, and of each document alone."""
-    losses = study.series(lambda line: line["by_document"] and fmean(line["by_document"].values()))
+    losses = mean_losses(study)
     blocks = Blocks.of(losses)
     first, *_ = losses
     by_arm: Rows = [["arm", "rate", "parameters", "held-out loss", f"- {first}", "95 %", "by seed"]]

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from antiphase.base.records import Record
 from antiphase.lab.statistics.blocks import Blocks, Contrast
-from tools.tables import evidence, gpu
+from experiments import programme
+from tools.tables import gpu
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs/images"
@@ -30,35 +31,36 @@ def forest() -> Figure:
     tiny = Blocks.of({arm: values["values"] for arm, values in arms.items()})
     losses = gpu.pair_losses()
     pair = Blocks.of({arm: losses[arm] for arm in ("softmax", "differential")})
-    large = Blocks.of(losses)
+    large, small = Blocks.of(losses), Blocks.of(programme.mean_losses(programme.Study.of("b")))
     assert tiny is not None
+    assert small is not None
     assert pair is not None
     assert large is not None
-    best = {effect.name: effect.found for effect in evidence.against_softmax(evidence.found("best"))}
-    rows: list[tuple[str, Contrast | None, Contrast | None]] = [
-        ("0.28M, 5 seeds, 27.6M tokens", tiny.difference("differential", "softmax"), None),
-        ("1.3M, 5 seeds, 9.8M tokens", best["V1 against softmax"], best["V1 against softmax with norm"]),
-        ("34M, 3 seeds, 40M tokens, one rate", pair.difference("differential", "softmax"),
-         large.difference("differential", "softmax-norm")),
+    rows: list[tuple[str, list[Contrast]]] = [
+        ("0.28M, 5 seeds, 27.6M tokens", [tiny.difference("differential", "softmax")]),
+        ("1.3M, 8 seeds, 9.8M tokens", [small.difference("V1", other) for other in ("S", "SW", "V1+")]),
+        ("34M, 3 seeds, 40M tokens, one rate", [
+            pair.difference("differential", "softmax"), large.difference("differential", "softmax-norm")
+        ]),
     ]  # fmt: skip
-    figure, axis = plt.subplots(figsize=(8.6, 3.1), layout="constrained")
-    for place, (_, plain, normed) in enumerate(rows):
-        for found, shift, colour in ((plain, -0.12, "C0"), (normed, 0.2, "C1")):
-            if found is not None:
-                low, high = found.interval()
-                axis.plot([low, high], [place + shift] * 2, colour, linewidth=2)
-                axis.plot(found.estimate, place + shift, "o", color=colour)
+    figure, axis = plt.subplots(figsize=(8.6, 3.4), layout="constrained")
+    for place, (_, some) in enumerate(rows):
+        for number, found in enumerate(some):
+            at = place + 0.22 * number - 0.11 * (len(some) - 1)
+            axis.plot(found.interval(), [at, at], f"C{number}", linewidth=2)
+            axis.plot(found.estimate, at, f"C{number}o")
     for place, (value, *ends) in enumerate(PUBLISHED.values(), start=len(rows)):
         axis.plot(ends, [place] * len(ends), "0.5", linewidth=2)
         axis.plot(value, place, "D", color="0.5", markersize=5)
-    axis.plot([], [], "C0o-", label="V1 − softmax")
-    axis.plot([], [], "C1o-", label="V1 − softmax with a head norm")
-    axis.plot([], [], "D", color="0.5", markersize=5, label="published by others")
+    names = ("softmax", "softmax with V1's head norm (1.3M: and its wide heads)", "V1 with its second map added")
+    for number, name in enumerate(names):
+        axis.plot([], [], f"C{number}o-", label=f"V1 − {name}")
+    axis.plot([], [], "D", color="0.5", markersize=5, label="V1 − softmax, published by others")
     axis.axvline(0, color="0.3", linewidth=1)
-    axis.set_yticks(range(len(rows) + len(PUBLISHED)), [name for name, *_ in rows] + list(PUBLISHED))
+    axis.set_yticks(range(len(rows) + len(PUBLISHED)), [name for name, _ in rows] + list(PUBLISHED))
     axis.invert_yaxis()
     axis.set_xlabel("difference of the held-out loss, nats per token (95 %); left: V1 is better")
-    axis.legend(fontsize=8, loc="lower left")
+    figure.legend(fontsize=8, ncols=2, loc="outside upper center")
     bare(axis)
     return figure
 

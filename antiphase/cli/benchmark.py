@@ -29,7 +29,7 @@ def benchmark(
         ),
     ],
     output: NewOutputOption,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds (two minutes).")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and rounds (a few minutes).")] = False,
     seed: SeedOption = 0,
     device: DeviceOption = "cpu",
     as_json: JsonOption = False,

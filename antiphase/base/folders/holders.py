@@ -89,8 +89,8 @@ def _silence(folder: Path) -> float | None:
             touched = os.fstat(file.fileno()).st_mtime
         with open(clock, "wb") as file:
             file.write(b".")
-            os.utime(clock)
-            return os.stat(clock).st_mtime - touched
+            os.utime(file.fileno())  # by number: a holder that begins may just have removed the name
+            return os.fstat(file.fileno()).st_mtime - touched
     except FileNotFoundError:
         return None
     finally:

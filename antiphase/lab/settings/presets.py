@@ -208,10 +208,16 @@ def check_followed(preset: Preset, overrides: Sequence[str]) -> None:
     """Check that every run-wide override has an effect in a study, and leaves its arms different.
 
     Raises:
-        InputError: all arms have their own value, or nothing else told two arms apart.
+        InputError: all arms have their own value, or nothing else told two arms apart; or it undoes an arm's override.
     """
     keys = [override.partition("=")[0] for override in overrides]
-    for key in [key for key in keys if not key.startswith("compare.")]:
+    for place, key in enumerate(keys):
+        if key.startswith("compare."):
+            continue
+        for own in keys[:place]:
+            *_, one = own.split(".", 3)
+            if own.startswith("compare.arms.") and f"{one}.".startswith(f"{key}."):
+                raise InputError(f"--set {own} must come after --set {key}, which applies to every arm")
         if key == "training.seed":
             raise InputError("--set training.seed: a study takes its seeds from --seeds")
         if all(any(f"{own}.".startswith(f"{key}.") for own in dotted(one)) for one in preset.compare.arms.values()):

@@ -31,7 +31,7 @@ from antiphase.lab.speed.schemes import (
     Scheme,
     work,
 )
-from antiphase.lab.speed.timing import paired_times, product_rate, ratios, waiting
+from antiphase.lab.speed.timing import dtype_name, paired_times, product_rate, ratios, waiting
 from antiphase.layers.functions import differential_output, join_halves
 from antiphase.ops.api import differential_attention
 from antiphase.ops.native.library import kernels, why_not_built
@@ -155,15 +155,15 @@ def benchmark_attention(
     checked = done.rows("gate", partial(check_suite, suite, seed, device))
     cells = suite.cells if checked else []
     rates = {
-        _name(dtype): rate
+        dtype_name(dtype): rate
         for dtype in {case.dtype: None for case in cells}
-        for rate in done(f"product rate, {_name(dtype)}", partial(product_rate, dtype, device=device))
+        for rate in done(f"product rate, {dtype_name(dtype)}", partial(product_rate, dtype, device=device))
     }
 
     def clock(case: Case) -> _Clock:
-        return _Clock(rounds, seconds, seed, quick, rates[_name(case.dtype)], say)
+        return _Clock(rounds, seconds, seed, quick, rates[dtype_name(case.dtype)], say)
 
-    rows, failed = _compared(suite, [case for case in cells if _name(case.dtype) in rates], clock, done)
+    rows, failed = _compared(suite, [case for case in cells if dtype_name(case.dtype) in rates], clock, done)
     by_condition = _by_condition(suite, clock, done) if checked else []
     memory = _memory_rows(suite, failed, seed, done, say) if checked else []
     return Record(
@@ -254,7 +254,8 @@ class _Clock:
             able.append(scheme)
         self.say(f"timing {subject.name}: {_words(case)}")
         repeats = STEPS_OF_DECODING if case.decodes else CALLS_ON_GPU if case.device != "cpu" else 1
-        repeat = captured if case.task == CAPTURED and torch.device(case.device).type == "cuda" else repeated
+        is_graph = case.task == CAPTURED and torch.device(case.device).type == "cuda"
+        repeat = partial(captured, device=case.device) if is_graph else repeated
         timed = {scheme.name: repeat(work(scheme, case, self.seed), repeats) for scheme in (subject, *able)}
         # tens of seconds on a CPU, so there is nothing to warm up
         is_long = case.length > LONGEST_OF_ALL and repeats == 1
@@ -278,11 +279,9 @@ def _under(condition: Condition, clock: _Clock, suite: Suite, case: Case) -> lis
     clock.say(condition.words)
     with condition.holds():
         rows = clock.compared(suite, case, subject, chosen)["rows"]
-    # the machine's rate of products was not measured under this condition
-    shares = ("share_of_product_rate", "baseline_share_of_product_rate")
-    return [
-        {**{key: value for key, value in row.items() if key not in shares}, **condition.described()} for row in rows
-    ]
+    for row in rows:
+        del row["share_of_product_rate"]  # the machine's rate of products was not measured under this condition
+    return [{**row, **condition.described()} for row in rows]
 
 
 def _memory(case: Case, schemes: Sequence[Scheme], seed: int) -> list[dict[str, Any]]:
@@ -333,16 +332,16 @@ def repeated(run: Callable[[], object], count: int) -> Callable[[], object]:
     return repeat
 
 
-def captured(run: Callable[[], object], count: int) -> Callable[[], object]:
+def captured(run: Callable[[], object], count: int, device: str) -> Callable[[], object]:
     """The same as a CUDA graph, whose replay launches nothing from the processor."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
+    aside = torch.cuda.Stream(device)
+    aside.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(aside):  # compiles and allocates before the capture
         for _ in range(3):
             run()
-    torch.cuda.current_stream().wait_stream(aside)
+    torch.cuda.current_stream(device).wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.device(device), torch.cuda.graph(graph):
         for _ in range(count):
             run()
 
@@ -354,34 +353,24 @@ def captured(run: Callable[[], object], count: int) -> Callable[[], object]:
 
 def _describe(case: Case) -> dict[str, Any]:
     return {
-        "task": case.task, "dtype": _name(case.dtype), "length": case.length, "heads": case.heads, "width": case.width,
-        "batch": case.batch,
+        "task": case.task, "dtype": dtype_name(case.dtype), "length": case.length, "heads": case.heads,
+        "width": case.width, "batch": case.batch,
     }  # fmt: skip
 
 
 def _price(subject: Scheme, baseline: Scheme, case: Case, row: dict[str, Any], rate: float) -> dict[str, float | int]:
-    """Computed numbers in addition to measured ones: operations, bytes of a cache, share of the machine's peak rate."""
+    """Computed numbers in addition to measured ones: operations, least bytes, share of the machine's peak rate."""
     flops = subject.flops(case)
-    found: dict[str, float | int] = {
+    return {
         "flops": flops,
         "bytes": subject.least_bytes(case),
         "flops_ratio": flops / baseline.flops(case),
         "share_of_product_rate": flops / row["subject_seconds"] / rate,
-        "baseline_share_of_product_rate": baseline.flops(case) / row["baseline_seconds"] / rate,
     }
-    if case.decodes:
-        maps = case.heads if subject.shares_keys else 2 * case.heads
-        found["cache_bytes"] = 2 * case.batch * maps * case.length * case.width * case.dtype.itemsize
-        found["cache_bytes_per_second"] = found["cache_bytes"] / row["subject_seconds"]
-    return found
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _words(case: Case) -> str:
-    words = f"{case.task}, {case.length:,} tokens, {case.heads} heads of {case.width}, {_name(case.dtype)}"
+    words = f"{case.task}, {case.length:,} tokens, {case.heads} heads of {case.width}, {dtype_name(case.dtype)}"
     return words if case.device == "cpu" else f"{words}, {case.batch} at a time"
 
 
@@ -425,11 +414,11 @@ def correctness(
                 rounding = _distance(true.to(fast[name].dtype), true)
                 error = _distance(fast[name], true)
                 allowed = 2 * (_distance(eager[name], true) + rounding)
-                row = {"form": form, "width": width, "dtype": _name(dtype), "tensor": name}
+                row = {"form": form, "width": width, "dtype": dtype_name(dtype), "tensor": name}
                 rows.append({**row, "error": error, "allowed": allowed})
                 if not error <= allowed:
                     raise RuntimeError(
-                        f"{form}, width {width}: {name} errs by {error:.3g} at {_name(dtype)}, allowed {allowed:.3g}"
+                        f"{form}, width {width}: {name} errs by {error:.3g} at {row['dtype']}, allowed {allowed:.3g}"
                     )
     return rows
 

@@ -81,7 +81,7 @@ FLASH_TWO_CALLS = by_backend(
     Scheme("", two_padded_calls, forward=8, backward=20), "two flash calls", SDPBackend.FLASH_ATTENTION
 )
 FLASH_V2 = by_backend(ONE_CALL_V2, "one flash call for V2", SDPBackend.FLASH_ATTENTION)
-FLEX = Scheme("FlexAttention", flex, forward=6, backward=14)
+FLEX = Scheme("FlexAttention", flex, forward=6, backward=20)  # forms the scores anew for queries and for keys
 BLOCKWISE_V2 = replace(OURS_V2, name="V2 blockwise", run=partial(ours, halves=1, impl="blockwise"))
 BY_PRODUCTS = replace(BLOCKWISE, name="V1 by products", run=by_products)
 BY_PRODUCTS_V2 = replace(OURS_V2, name="V2 by products", run=by_products)

@@ -13,7 +13,7 @@ from antiphase.base.errors import InputError
 from antiphase.base.records import Record
 from antiphase.lab.speed.conditions import Condition
 from antiphase.lab.speed.schemes import OURS, Case, work
-from antiphase.lab.speed.timing import paired_times, product_rate
+from antiphase.lab.speed.timing import dtype_name, paired_times, product_rate
 from antiphase.ops.native.library import KERNELS, LOOPS, kernels, run_loop, why_not_built
 from antiphase.ops.shapes import has_bf16_instructions
 
@@ -44,8 +44,9 @@ def benchmark_kernels(
     for threads in dict.fromkeys((1, torch.get_num_threads())):
         with Condition(threads, is_busy=False).holds():
             for dtype in (torch.float32, torch.bfloat16):
-                say(f"measuring {_name(dtype)}, {threads} thread{'s' * (threads > 1)}")
-                rows += [{**row, "dtype": _name(dtype), "threads": threads} for row in _rows(dtype, seed, quick=quick)]
+                name = dtype_name(dtype)
+                say(f"measuring {name}, {threads} thread{'s' * (threads > 1)}")
+                rows += [{**row, "dtype": name, "threads": threads} for row in _rows(dtype, seed, quick=quick)]
     return Record(
         kind="benchmark-kernels",
         values={"rows": rows, "kernels": kernels()},
@@ -104,7 +105,3 @@ def reading_rate() -> float:
     """Bytes a second of a sum over a tensor larger than the caches: a median."""
     tensor = torch.ones(READ_BYTES // 4)
     return READ_BYTES / statistics.median(paired_times({"sum": tensor.sum}, rounds=SEVERAL)["sum"])
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

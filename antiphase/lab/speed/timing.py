@@ -17,6 +17,11 @@ RATE_SIZES = {"cpu": 1536, "cuda": 8192}
 """Rows and columns of the matrix product that measures the machine's peak rate, by kind of device."""
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """As it stands in records, such as ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def waiting(device: str) -> Callable[[], None]:
     """A function that waits until a device has finished its work; a CPU has when a call returns."""
     return partial(torch.cuda.synchronize, device) if torch.device(device).type == "cuda" else lambda: None

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from antiphase.base.errors import InputError, named
 from antiphase.lab.settings.flags import Settings, flag
 from antiphase.lab.settings.presets import Preset, check_followed, load_preset
 from antiphase.lab.training.execution.settings import ExecutorSettings
+
+BY_FLAG = {
+    "data.paths": "data", "data.source": "data", "data.validation": "validation", "training.device": "device",
+    "compare.seeds": "seeds",
+}  # fmt: skip
+"""Settings of a preset that flags of their own change, by key: their fields."""
 
 
 def preset_flag(default: str = "demo") -> Any:
@@ -63,6 +70,9 @@ class PresetSettings(StudyTextSettings):
             InputError: no such preset, or settings that cannot be used.
         """
         self.check()
+        for key, field in BY_FLAG.items():
+            if getattr(self, field, None) and any(one.startswith(f"{key}=") for one in self.settings):
+                raise InputError(f"--set {key} and {named(field)} say the same; give one of them")
         return load_preset(self.preset, [*first, *self.overrides()], data=self.data, validation=self.validation)
 
 

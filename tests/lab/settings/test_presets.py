@@ -24,6 +24,7 @@ from antiphase.lab.settings.presets import (
     rows_by_share,
     to_yaml,
 )
+from antiphase.lab.studies.compare import ComparisonSettings
 from antiphase.models.block_fields import BLOCK
 from antiphase.models.configuration import AntiphaseConfig, unknown_fields
 
@@ -437,12 +438,25 @@ def test_a_run_wide_setting_wins_over_an_arm_in_any_order(preset, swapped):
     (["compare.arms.softmax.training.learning_rate=2e-3", "compare.arms.softmax.training.learning_rate=8e-3",
       "model.attention_type=differential"], "lets the arm softmax train differential attention"),
     (["training.seed=99"], "takes its seeds from --seeds"),
+    (["compare.arms.softmax.training.learning_rate=2e-3", "training.steps=5", "training.learning_rate=4e-3"],
+     r"compare\.arms\.softmax\.training\.learning_rate must come after --set training\.learning_rate"),
 ])  # fmt: skip
 def test_what_no_arm_would_follow_is_refused(preset, overrides, told):
     loaded = load_preset(preset(), overrides)
     with pytest.raises(InputError, match=told):
         check_followed(loaded, overrides)
     check_followed(load_preset(preset(), ["model.hidden_size=32"]), ["model.hidden_size=32"])
+
+
+@pytest.mark.parametrize(("field", "value", "override"), [
+    ("data", ["a.txt"], "data.paths=[b.txt]"), ("validation", ["a.txt"], "data.validation=[b.txt]"),
+    ("device", "cpu", "training.device=cuda"), ("seeds", [1], "compare.seeds=[2]"),
+])  # fmt: skip
+def test_what_a_flag_of_its_own_says_is_not_set_too(preset, field, value, override):
+    given = ComparisonSettings(preset=str(preset()), settings=[override], **{field: value})
+    key = override.partition("=")[0]
+    with pytest.raises(InputError, match=f"--set {key} and {field} say the same; give one of them"):
+        given.chosen_preset()
 
 
 # ------------------------------------------------------------------------------------------ named arms

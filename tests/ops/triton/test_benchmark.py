@@ -124,7 +124,7 @@ def test_a_graph_keeps_the_memory_that_it_reads():
         torch.cuda.synchronize()
         return lambda: out.add_(given)
 
-    replay = attention.captured(doubled(), 2)
+    replay = attention.captured(doubled(), 2, "cuda")
     gc.collect()
     torch.cuda.empty_cache()
     other = torch.full((1 << 20,), 7.0)

@@ -148,9 +148,9 @@ class StoredMask:
 
     array: str
     kind: str
-    """``global``, ``causal``, ``local`` or ``other``."""
+    """``global``, ``causal``, ``local``, ``other``, or ``part`` of an unknown one."""
     window: int | None
-    """Largest number of keys that a query sees; None without a window."""
+    """Largest number of keys, or segments of them, that a query sees; None without a window."""
 
 
 @dataclass(frozen=True, kw_only=True)

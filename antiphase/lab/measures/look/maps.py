@@ -137,6 +137,8 @@ def maps_of(
                 if chosen.stop > count:
                     raise InputError(f"{named(name)} must end at {count} at most, as the text does, got {chosen.stop}")
             found = span_maps(loaded.model, ids, queries, keys)
+            if not any(one.visible.any() for one in found):
+                raise InputError("in no layer do these queries see any of these keys")
             tokens = sequences[TEXT].tokens
             sequences = {
                 name: TokenSequence(text=text, tokens=[tokens[place] for place in chosen])
@@ -235,8 +237,7 @@ class Maps:
             "" if one.lam is None else f": {which}, λ = {one.lam[self._head(layer, head, len(one.lam))].mean():.2f}"
         )
         shown = weights.masked_fill(~one.visible, torch.nan).numpy()
-        unit = "token" if self.segment is None else f"segment of {self.segment} tokens"
-        return plots.one_map(shown, title, self.queries, self.tokens, axes, unit=unit)
+        return plots.one_map(shown, title, self.queries, self.tokens, axes, unit=plots.unit_of(self.segment))
 
     def grid(self) -> Figure:
         """A small map for each layer and head."""
@@ -357,7 +358,7 @@ def _stored(found: list[AttentionMaps]) -> tuple[list[StoredMaps], list[StoredMa
         if mask == len(kept):
             kept.append(one.visible)
             arrays[f"masks.{mask}"] = one.visible.numpy()
-            kind, window = mask_kind(one.visible)
+            kind, window = ("part", None) if one.part == SPAN else mask_kind(one.visible)
             masks.append(StoredMask(array=f"masks.{mask}", kind=kind, window=window))
         heads, each = one.maps.shape[:2]
         arrays[f"maps.{number}.codes"], arrays[f"maps.{number}.scales"] = encode(one.maps.numpy())

@@ -114,7 +114,7 @@ def _model(record: Record, shown: str, name: str, blobs: dict[str, str]) -> dict
         ],
         "masks": [
             {
-                "blob": f"{name}-mask{number}", "words": mask_words(mask), "kind": mask.kind,
+                "blob": f"{name}-mask{number}", "words": mask_words(look, mask), "kind": mask.kind,
                 "plain": mask.window is None,
                 "shape": list(record.arrays[mask.array].shape),
                 "used": used_in([layer for layer in layers if layer.mask == number]),

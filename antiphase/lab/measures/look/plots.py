@@ -87,7 +87,7 @@ def one_head(record: Record) -> Figure | None:
             "first map": layer.maps[head, 0], "second map": layer.maps[head, 1],
             f"first − λ · second, λ = {layer.lam[head].mean():.2f}": panels["weights"],
         }  # fmt: skip
-    names = _token_names(record)
+    names, unit = _token_names(record), unit_of(Look.of(record).segment)
     norm, colours = _scale(list(panels.values()))
     height = _height(layer.visible.shape)
     figure = Figure(figsize=(5.4 * len(panels) + 1, height), layout="constrained")
@@ -95,10 +95,15 @@ def one_head(record: Record) -> Figure | None:
     for axes, (title, weights) in zip(grid, panels.items(), strict=True):
         shown = numpy.where(layer.visible, weights, numpy.nan)
         draw_map(axes, shown, names[layer.queries], names[layer.keys], norm, colours)
-        axes.set(title=f"layer {layer.name}, head {head}: {title}", xlabel="key token")
-    grid[0].set_ylabel("query token")
+        axes.set(title=f"layer {layer.name}, head {head}: {title}", xlabel=f"key {unit}")
+    grid[0].set_ylabel(f"query {unit}")
     _colour_bar(figure, list(grid), norm, colours)
     return figure
+
+
+def unit_of(segment: int | None) -> str:
+    """What a row and a column are."""
+    return "token" if segment is None else f"segment of {segment} tokens"
 
 
 def one_map(
@@ -150,7 +155,7 @@ def _height(shape: tuple[int, ...]) -> float:
 @matplotlib.rc_context(STYLE)
 def alignment(record: Record) -> Figure | None:
     """A panel per cross-attention layer, the mean over its heads: rows are target tokens, columns source tokens."""
-    layers = [layer for layer in layers_of(record) if layer.queries != layer.keys]
+    layers = [layer for layer in layers_of(record) if layer.queries != layer.keys and not layer.is_span]
     if not layers:
         return None
     first = layers[0]
@@ -200,12 +205,13 @@ def masks(record: Record) -> Figure | None:
     layers = layers_of(record)
     if not layers:
         return None
-    found = [(mask_words(mask), record.arrays[mask.array].astype(bool)) for mask in Look.of(record).masks]
+    look = Look.of(record)
+    found = [(mask_words(look, mask), record.arrays[mask.array].astype(bool)) for mask in look.masks]
     used = [used_in([layer for layer in layers if layer.mask == index]) for index in range(len(found))]
     rows, columns = found[0][1].shape
     whole = numpy.ones((rows, columns), bool)
     plain = {"causal": numpy.tril(whole, columns - rows), "global": whole}
-    for words, mask in plain.items():
+    for words, mask in () if layers[0].is_span else plain.items():
         if words not in [known for known, _ in found]:
             found.append((words, mask))
             used.append("not in this model")

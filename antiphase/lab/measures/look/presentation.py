@@ -14,10 +14,15 @@ def _chosen(record: Record) -> str:
     assert chosen is not None
     if Look.of(record).chosen is not None:
         return f"Layer {chosen[0].name}, head {chosen[1]}."
+    besides = "the first of these keys" if chosen[0].is_span else "the first and itself"
     return (
         f"Layer {chosen[0].name}, head {chosen[1]}: the one whose attention is most concentrated on tokens "
-        "other than the first and itself, so not a typical one."
+        f"other than {besides}, so not a typical one."
     )
+
+
+def _masks(look: Look) -> list[str]:
+    return [mask_words(look, mask) for mask in look.masks]
 
 
 PRESENTATION = Presentation(
@@ -54,9 +59,7 @@ PRESENTATION = Presentation(
             draw=plots.masks,
             title="Masks",
             caption="What a query may look at, in blue, and which layers have it.",
-            alternative=lambda record: (
-                f"Pictures of masks. In this model: {'; '.join(mask_words(mask) for mask in Look.of(record).masks)}."
-            ),
+            alternative=lambda record: f"Pictures of masks. In this model: {'; '.join(_masks(Look.of(record)))}.",
             is_raster=True,
         ),
         "look-positions": Drawing(

@@ -15,7 +15,7 @@ from antiphase.lab.pages.tables import Column, Table
 
 SINK = 5.0
 """A key is a sink of a head if it receives more than this / M of the attention of the queries that see it, on average,
-and at least M / this see it; M is the number of keys.
+and at least N / this see it, of N queries and M keys.
 """
 MOST_SINKS = 3
 """Tokens that are named as the sinks of a layer."""
@@ -191,10 +191,11 @@ def listed(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def mask_words(mask: StoredMask) -> str:
+def mask_words(look: Look, mask: StoredMask) -> str:
     """For example ``causal, window 4``."""
-    words = "of its own kind" if mask.kind == "other" else mask.kind
-    return words if mask.window is None else f"{words}, window {mask.window}"
+    words = {"other": "of its own kind", "part": "part of a mask"}.get(mask.kind, mask.kind)
+    unit = " segments" if look.segment else ""
+    return words if mask.window is None else f"{words}, window {mask.window}{unit}"
 
 
 def remarks(record: Record) -> list[str]:
@@ -207,7 +208,7 @@ def remarks(record: Record) -> list[str]:
     if look is not None and look.segment is not None:
         found.append(
             f"A row and a column are {look.segment} tokens: the sum over the keys, mean over the queries; under "
-            f"“{LARGEST}”, the largest absolute weight among them."
+            f"“{LARGEST}”, the largest absolute weight among them. “The first token” is the first segment."
         )
     if any(layer.is_span for layer in layers):
         found.append(
@@ -233,7 +234,7 @@ def sinks_of(layer: LayerMaps) -> numpy.ndarray:
     """(H, M) bool: the keys that are sinks of each head, the first one included."""
     seen = layer.visible.sum(0)
     received = layer.shares.sum(1) / numpy.maximum(seen, 1)
-    return (received > SINK / len(seen)) & (seen * SINK >= len(seen))
+    return (received > SINK / len(seen)) & (seen * SINK >= len(layer.visible))
 
 
 def _named(sinks: numpy.ndarray, tokens: Sequence[Token]) -> str | None:
@@ -247,9 +248,9 @@ def layer_table(record: Record) -> Table | None:
     """Statistics of each layer on this text, means over heads and queries."""
     rows = []
     layers = [layer for layer in layers_of(record) if layer.queries != LARGEST]
-    masks = Look.of(record).masks if layers else []
-    tokens = Look.of(record).segment or 1 if layers else 1
     for layer in layers:
+        look = Look.of(record)
+        tokens = look.segment or 1
         share, weights = layer.shares, layer.weights
         row = numpy.arange(share.shape[1])[:, None] + share.shape[2] - share.shape[1]
         distance = numpy.abs(row - numpy.arange(share.shape[2]))
@@ -260,13 +261,13 @@ def layer_table(record: Record) -> Table | None:
         rows.append(
             [
                 layer.name if layer.between else layer.layer, len(weights),
-                mask_words(masks[layer.mask]),
+                mask_words(look, look.masks[layer.mask]),
                 float(share[..., 0].mean()),
                 float(entropy.mean()),
                 float((share * distance).sum(-1).mean()) * tokens if layer.queries == layer.keys else None,
                 None if layer.lam is None else float(layer.lam.mean()), None if negative is None else float(negative),
                 layer.lost, float((share * sinks[:, None])[..., 1:].sum(-1).mean()) if is_exact else None,
-                _named(sinks, Look.of(record).sequences[layer.keys].tokens) if is_exact else None,
+                _named(sinks, look.sequences[layer.keys].tokens) if is_exact else None,
             ]
         )  # fmt: skip
     columns = [

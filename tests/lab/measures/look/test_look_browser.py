@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 from antiphase.lab.measures.look.page import framed, look_page, write_look
-from antiphase.lab.measures.look.tables import layers_of
+from antiphase.lab.measures.look.tables import layers_of, sinks_of
 from support.browser import DESKTOP, IN_BROWSER, WAYS, drawn, words
 
 pytestmark = IN_BROWSER
@@ -228,8 +228,21 @@ def test_the_overview_is_the_mean_over_queries(show, look_record):
     record.values["segment"] = 4  # tokens of each row and column: the unit stays
     page = show(record)
     page.select_option("#measure", "distance")
+    assert page.locator("#measure option[value=previous]").is_disabled(), "most of the previous token is in the segment"
     expected = 4 * (layers[0].shares[0] * distance).sum(-1).mean()
     assert number_in(words(page, "#overview-said").partition(", mean")[0]) == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_sinks_are_those_of_the_table(show, look_record):
+    record = look_record(words=[f" w{place}" for place in range(30)], spread=3)
+    page = show(record)
+    for index, layer in enumerate(layers_of(record)):
+        page.select_option("#layer", str(index))
+        received = layer.shares.sum(1) / layer.visible.sum(0)
+        for head, sinks in enumerate(sinks_of(layer)):
+            page.select_option("#head", str(head))
+            expected = [str(key) for key in numpy.argsort(-received[head]) if sinks[key]]
+            assert re.findall(r"(\d+) “", words(page, "#sinks")) == expected
 
 
 def test_text_of_others_is_only_text(show, look_record, hostile_words):
@@ -293,6 +306,8 @@ def test_an_encoder_and_decoder_show_their_alignment_and_each_side(show, pair_re
         assert words(page, "#map-title").startswith(f"Layer {layer.name}, head 0")
     ticks = page.locator("#overview .ytick text").all_text_contents()
     assert ticks == [layer.name for layer in layers]
+    hovered = page.evaluate("document.getElementById('overview').data[0].text")
+    assert [row[0] for row in hovered] == ticks, "of many layers, not every one has a tick"
     masks = page.locator("#masks .annotation-text").all_text_contents()
     assert [text.split(": ")[1] for text in masks] == ["target → source", "source", "target so far"]
     page.select_option("#layer", "1")

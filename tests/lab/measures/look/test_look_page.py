@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy
@@ -204,9 +205,12 @@ def test_a_sink_and_a_second_map_that_is_added_are_named(look_record):
     assert added in text
 
 
-def test_masks_have_words():
-    assert mask_words(StoredMask(array="masks.0", kind="causal", window=4)) == "causal, window 4"
-    assert mask_words(StoredMask(array="masks.0", kind="other", window=None)) == "of its own kind"
+def test_masks_have_words(look_record):
+    look = Look.of(look_record())
+    causal = StoredMask(array="masks.0", kind="causal", window=4)
+    assert mask_words(look, causal) == "causal, window 4"
+    assert mask_words(replace(look, segment=3), causal) == "causal, window 4 segments"
+    assert mask_words(look, StoredMask(array="masks.0", kind="other", window=None)) == "of its own kind"
 
 
 def test_a_record_without_its_arrays_is_refused(look_record, tmp_path):

@@ -13,6 +13,7 @@ from matplotlib.colors import LogNorm
 
 import antiphase
 from antiphase.base.errors import InputError
+from antiphase.lab.measures.look import plots
 from antiphase.lab.measures.look.tables import chosen_head, layer_table, remarks
 from support.models import randomize, small_llama
 
@@ -171,6 +172,10 @@ def test_a_long_text_is_shown_by_segments_and_a_part_of_it_token_by_token(llama,
     assert said.startswith("A part of a text: its queries and its keys are counted from 0")
     assert said.endswith("a query's weights on other keys are not in the pictures.")
     part.save(tmp_path / "part.html")
+    assert [axes.get_title() for axes in plots.masks(part.record()).axes] == ["part of a mask\nqueries → keys"]
+    assert plots.alignment(part.record()) is None
+    with pytest.raises(InputError, match="in no layer do these queries see any of these keys"):
+        look(llama, text, length=1024, queries=(3, 20), keys=(500, 540))
 
 
 def eager_maps(model, ids, layer):

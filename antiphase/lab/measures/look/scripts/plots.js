@@ -6,10 +6,11 @@ const ALPHA = 5, MOST_SINKS = 6;
 function sinksOf(rows) {
   if (layer().peaks) return []; // largest weights are no shares
   const [N, M] = layer().shape;
+  const totals = rows.map((row) => row.reduce((sum, weight) => sum + Math.abs(weight), 0) || 1);
   const found = [];
   for (let m = 0; m < M; m++) {
     let sum = 0, queries = 0;
-    for (let n = 0; n < N; n++) if (visible(n, m)) { sum += Math.abs(rows[n][m]); queries++; }
+    for (let n = 0; n < N; n++) if (visible(n, m)) { sum += Math.abs(rows[n][m]) / totals[n]; queries++; }
     if (queries >= N / ALPHA && sum / queries > ALPHA / M) found.push({ key: m, received: sum / queries });
   }
   return found.sort((a, b) => b.received - a.received).slice(0, MOST_SINKS);
@@ -105,7 +106,7 @@ const RANKED = 10; // heads in the ranking
 function drawMeasureChoice() {
   const isSelf = model().layers.every((one) => one.queries === one.keys);
   const repeats = isSelf && model().layers.every((one) => followers(model().sequences[one.queries]));
-  const has = { negative: model().layers.some((one) => one.each === 2), distance: isSelf, previous: isSelf, induction: repeats };
+  const has = { negative: model().layers.some((one) => one.each === 2), distance: isSelf, previous: isSelf && model().segment === 1, induction: repeats };
   for (const option of $("measure").options) option.hidden = option.disabled = has[option.value] === false;
   if ($("measure").selectedOptions[0].disabled) $("measure").value = "first";
 }
@@ -120,7 +121,8 @@ function drawOverview() {
   draw("overview", [{
     type: "heatmap", z, zmin: 0, zmax: most, xgap: 2, ygap: 2,
     colorscale: scaleOf(false), hoverongaps: false, colorbar: { thickness: 12, outlinewidth: 0 },
-    hovertemplate: "layer %{y}, head %{x}<br><b>%{z:.3f}</b><extra></extra>", y: layers.map((_, index) => index),
+    text: layers.map((one) => Array(heads).fill(escaped(one.name))), y: layers.map((_, index) => index),
+    hovertemplate: "layer %{text}, head %{x}<br><b>%{z:.3f}</b><extra></extra>",
   }], {
     height: Math.max(170, Math.min(460, 90 + 26 * layers.length)), margin: { l: 46, r: 8, t: 8, b: 42 },
     xaxis: { title: { text: "head" }, showgrid: false, zeroline: false, dtick: heads > 16 ? 4 : 1, range: [-0.5, heads - 0.5] },
@@ -236,7 +238,7 @@ function drawMasks() {
     kind, words: kind, plain: true, shape: [N, M], used: "not in this model",
     bits: Uint8Array.from({ length: N * M }, (_, cell) => (kind === "global" || (cell % M) <= Math.floor(cell / M) + M - N ? 1 : 0)),
   });
-  const missing = ["causal", "global"].filter((kind) => !own.some((mask) => mask.kind === kind && mask.plain));
+  const missing = ["causal", "global"].filter((kind) => !own.some((mask) => mask.kind === "part" || (mask.kind === kind && mask.plain)));
   const all = [...own, ...missing.map(made)];
   const width = Math.min($("masks").clientWidth || 360, 320 * all.length);
   const grid = panels(all.length, 14, 1, width);
