@@ -192,7 +192,7 @@ def loss_of(line: Line, document: str) -> float | None:
     return None if line["by_document"] is None else line["by_document"][document]
 
 
-def mean_losses(study: Study) -> dict[str, list[float | None]]:
+def mean_losses(study: Study) -> dict[str, list[Any]]:
     """Arm to the held-out loss of each seed, mean over documents; None where the run diverged."""
     return study.series(lambda line: line["by_document"] and fmean(line["by_document"].values()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -28,19 +29,14 @@ def forest() -> Figure:
     """How much lower the held-out loss of V1 is, at every size tried: a row a size; ours above, others' below."""
     reproduced = Record.load(ROOT / "records/reproduce/compare.json").values["comparison"]
     (arms,) = [entry["arms"] for entry in reproduced if entry["metric"] == "held-out loss"]
-    tiny = Blocks.of({arm: values["values"] for arm, values in arms.items()})
-    losses = gpu.pair_losses()
-    pair = Blocks.of({arm: losses[arm] for arm in ("softmax", "differential")})
-    large, small = Blocks.of(losses), Blocks.of(programme.mean_losses(programme.Study.of("b")))
-    assert tiny is not None
-    assert small is not None
-    assert pair is not None
-    assert large is not None
-    rows: list[tuple[str, list[Contrast]]] = [
-        ("0.28M, 5 seeds, 27.6M tokens", [tiny.difference("differential", "softmax")]),
-        ("1.3M, 8 seeds, 9.8M tokens", [small.difference("V1", other) for other in ("S", "SW", "V1+")]),
+    tiny = {arm: values["values"] for arm, values in arms.items()}
+    small, large = programme.mean_losses(programme.Study.of("b")), gpu.pair_losses()
+    pair = {arm: large[arm] for arm in ("softmax", "differential")}
+    rows = [
+        ("0.28M, 5 seeds, 27.6M tokens", [_difference(tiny, "differential", "softmax")]),
+        ("1.3M, 8 seeds, 9.8M tokens", [_difference(small, "V1", other) for other in ("S", "SW", "V1+")]),
         ("34M, 3 seeds, 40M tokens, one rate", [
-            pair.difference("differential", "softmax"), large.difference("differential", "softmax-norm")
+            _difference(pair, "differential", "softmax"), _difference(large, "differential", "softmax-norm")
         ]),
     ]  # fmt: skip
     figure, axis = plt.subplots(figsize=(8.6, 3.4), layout="constrained")
@@ -63,6 +59,14 @@ def forest() -> Figure:
     figure.legend(fontsize=8, ncols=2, loc="outside upper center")
     bare(axis)
     return figure
+
+
+def _difference(values: Mapping[str, Sequence[float]], arm: str, other: str) -> Contrast:
+    """Of two arms, all of which have a value of every seed."""
+    blocks = Blocks.of(values)
+    found = None if blocks is None else blocks.difference(arm, other)
+    assert found is not None
+    return found
 
 
 def serving() -> Figure:

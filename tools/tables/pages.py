@@ -321,7 +321,7 @@ TABLES: dict[str, Callable[[], list[list[str]]]] = {
     "real-model-encoder": real_model_tables.encoder,
     "real-model-knockout": real_model_tables.knocked_out,
     "real-model-needles": real_model_tables.needles,
-    "single-heads-real": real_model_tables.heads_alone,
+    "real-model-splits": real_model_tables.splits,
     "real-model-confirm": real_model_tables.confirmed,
 }
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
+from scipy.stats import pearsonr
+
 from antiphase.base.records import Record
 from antiphase.lab.pages.summary import main_tables
-from antiphase.lab.statistics.intervals import mean_interval, paired_interval, wilson_interval
-from experiments.real_model import SPLITS
+from antiphase.lab.statistics.intervals import mean_interval
+from antiphase.lab.studies.calibrate.confirm import PRIMARY, Confirm
 
 RECORDS = Path(__file__).resolve().parents[2] / "records" / "real-model"
+STUDY = RECORDS.parent / "programme" / "f"
+SPLITS = (0, 1, 2)
+"""Seeds of the splits of the samples in it."""
 LAYERS = ((0, 0), (1, 2), (3, 9), (10, 10), (11, 11), (12, 29))
 """First and last layer of the rows of ``sinks``."""
 
@@ -62,43 +67,43 @@ def knocked_out() -> Rows:
 
 
 def confirmed() -> Rows:
-    """What the confirmatory study found; the primary measure also without the task whose maps have hardly any sinks."""
-    head, primary, *rows = measured("confirm")
-    values = Record.load(RECORDS / "confirm.json").values
-    own = [
-        row for row in values["secondary"]
-        if row["measure"] == values["primary"]["measure"] and row["task"] in {*values["searched"]} - {"mpqa"}
-    ]  # fmt: skip
-    samples, better, worse = (sum(row[name] for row in own) for name in ("samples", "better", "worse"))
-    before, after = (sum(row[name] * row["samples"] for row in own) / samples for name in ("plain", "calibrated"))
-    gain, (low, high) = paired_interval(better, worse, samples)
-    without = [
-        values["primary"]["measure"], "all but mpqa", f"{samples:,}", f"{100 * before:.1f} %", f"{100 * after:.1f} %",
-        f"{100 * gain:+.2f} [{100 * low:+.1f} to {100 * high:+.1f}]", f"{better} / {worse}", "–",
-    ]  # fmt: skip
-    return [head, primary, without, *(row for row in rows if row[1] == "all")]
+    """What the heads that study F kept gain on its first split; the primary measure by task too."""
+    head, *rows = measured("heads", folder=STUDY)
+    return [head, *(row for row in rows if row[1] == "all" or row[0].startswith(PRIMARY))]
 
 
-def heads_alone() -> Rows:
-    """How many heads gain when calibrated alone, by split of the samples, and whether their effects repeat."""
-    splits = {
-        str(record.config["seed"]): {(row["layer"], row["head"]): row["change"] for row in record.values["tried"]}
-        for record in (Record.load(RECORDS / f"{name}.json")
-                       for name in ("confirm", *(f"confirm-seed{seed}" for seed in SPLITS)))
-    }  # fmt: skip
-    table = [["Split", "Heads", "Gain alone, 95 % over heads", "Mean change, nats, 95 % over heads",
-              *(f"r with split {seed}" for seed in list(splits)[:-1])]]  # fmt: skip
-    for place, (seed, changes) in enumerate(splits.items()):
-        gain, values = sum(change > 0 for change in changes.values()), list(changes.values())
-        low, high = wilson_interval(gain, len(values))
-        ends = mean_interval(values)
-        assert ends is not None
-        before = list(splits.values())[: len(splits) - 1]
-        repeats = ["–" if other >= place else f"{statistics.correlation(values, [one[head] for head in changes]):.2f}"
-                   for other, one in enumerate(before)]  # fmt: skip
-        table.append([seed, str(len(values)), f"{100 * gain / len(values):.0f} % [{100 * low:.0f} to {100 * high:.0f}]",
-                      f"{statistics.fmean(values):+.5f} [{ends[0]:+.5f} to {ends[1]:+.5f}]", *repeats])  # fmt: skip
+def splits() -> Rows:
+    """By split of the samples of study F: heads alone and together, beside random ones, and whether effects repeat."""
+    table = [["Split", "Heads kept", "Gain alone, 95 % over texts", "A head alone, nats", "Kept heads, nats",
+              "Kept heads, points", "on the controls' texts", "random heads there: mean, range",
+              *(f"r with split {seed}" for seed in SPLITS[:-1])]]  # fmt: skip
+    before: list[list[float]] = []
+    for seed in SPLITS:
+        path = STUDY / f"heads{f'-seed{seed}' if seed else ''}.json"
+        if not path.is_file():
+            continue
+        found = Confirm.of(Record.load(path))
+        share, alone, kept = ({row.of: row for row in found.likelihood}[name] for name in
+                              ("share that gains", "a head alone", "kept heads"))  # fmt: skip
+        random = [100 * row.gain for row in found.controls if row.setting.startswith("random heads")]
+        (beside,) = (row.gain for row in found.controls if row.setting == "kept heads")
+        changes = [row.change for row in found.tried]
+        table.append([
+            str(seed), f"{sum(map(len, found.heads.values()))} of {len(changes)}",
+            f"{100 * share.value:.0f} % [{' to '.join(f'{100 * end:.0f}' for end in share.interval)}]",
+            *(f"{row.value:+.5f} [{' to '.join(f'{end:+.5f}' for end in row.interval)}]" for row in (alone, kept)),
+            f"{_points(found.primary.gain)} [{' to '.join(map(_points, found.primary.gain_interval))}]",
+            _points(beside), f"{statistics.fmean(random):+.2f}, {min(random):+.2f} to {max(random):+.2f}",
+            *(_correlation(changes, other) for other in before), *["–"] * (len(SPLITS) - 1 - len(before)),
+        ])  # fmt: skip
+        before.append(changes)
     return table
+
+
+def _correlation(own: list[float], other: list[float]) -> str:
+    """With Fisher's 95 % interval."""
+    found = pearsonr(own, other)
+    return f"{found.statistic:.2f} [{' to '.join(f'{end:.2f}' for end in found.confidence_interval())}]"
 
 
 FORMS = {"softmax": "as it is", "control": "control of V2", "differential_v2": "V2"}
@@ -183,7 +188,7 @@ def needles() -> Rows:
     return [head, *(cells for _, kind, *cells in rows if kind == "trained")]
 
 
-def measured(name: str, index: int = 0) -> Rows:
+def measured(name: str, index: int = 0, *, folder: Path = RECORDS) -> Rows:
     """A table of the page of one measurement."""
-    made = main_tables(Record.load(RECORDS / f"{name}.json"))[index]
+    made = main_tables(Record.load(folder / f"{name}.json"))[index]
     return [[column.name for column in made.columns], *made.text()]
