@@ -181,8 +181,7 @@ def test_every_time_ratio_on_the_page_stands_in_a_record():
 
     names = [f"benchmark-{name}" for name in ("attention", "model", "losses")]
     names += [f"gpu-h200/{name}" for name in ("attention", "attention-graphs", "model")]
-    names += [f"processors/{name}" for name in ("avx2-attention", "avx2-attention-before", "avx512-attention-before")]
-    names += ["training-step"]
+    names += ["processors/avx2-attention", "training-step"]
     records = [Record.load(ROOT / f"records/{name}.json") for name in names]
     rows = [row for record in records for row in (*record.values["rows"], *record.values.get("conditions", []))]
     rows_of = runpy.run_path(str(ROOT / "tools/tables/gpu.py"))["rows_of"]
@@ -198,7 +197,7 @@ def test_every_time_ratio_on_the_page_stands_in_a_record():
     ("README.md", 2), ("docs/performance.md", 8), ("docs/calibration-results.md", 3), ("docs/results.md", 6),
     ("docs/pairs.md", 2), ("docs/reproduction.md", 5), ("docs/line.md", 3), ("docs/reliability.md", 4),
     ("docs/huggingface.md", 1), ("docs/studies.md", 3), ("docs/cluster.md", 1), ("docs/large-text.md", 1),
-    ("docs/real-model.md", 6), ("docs/ablations.md", 3), ("docs/serving.md", 1),
+    ("docs/real-model.md", 6), ("docs/ablations.md", 3), ("docs/serving.md", 1), ("docs/why.md", 1),
 ])  # fmt: skip
 def test_marked_tables_are_those_of_the_records(page, tables):
     """``python -m tools.tables.pages`` would change nothing."""

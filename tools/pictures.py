@@ -48,7 +48,7 @@ def forest() -> Figure:
     for place, (value, *ends) in enumerate(PUBLISHED.values(), start=len(rows)):
         axis.plot(ends, [place] * len(ends), "0.5", linewidth=2)
         axis.plot(value, place, "D", color="0.5", markersize=5)
-    names = ("softmax", "softmax with V1's head norm (1.3M: and its wide heads)", "V1 with its second map added")
+    names = ("softmax", "softmax with a head norm (at 1.3M also wide heads: SW)", "V1 with its second map added")
     for number, name in enumerate(names):
         axis.plot([], [], f"C{number}o-", label=f"V1 − {name}")
     axis.plot([], [], "D", color="0.5", markersize=5, label="V1 − softmax, published by others")

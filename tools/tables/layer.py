@@ -10,7 +10,7 @@ from antiphase.base.records import Record
 from antiphase.lab.measures.retrieval_results import MapAllocation
 from antiphase.lab.studies.compare.reading import comparison_of
 from antiphase.layers.lambdas import lambda_init
-from tools.tables.evidence import runs_of
+from experiments import programme_runs
 
 RECORDS = Path(__file__).resolve().parents[2] / "records"
 SPANS = {"answer": "answer", "other_needles": "other facts", "filler": "filler"}
@@ -42,12 +42,9 @@ def _value(row: MapAllocation, span: str, measure: str) -> float:
 def lambdas() -> list[list[str]]:
     """λ by layer at the end of training, over seeds, under the value at the start."""
     models = {
-        "demo, 0.15M": [run["values"]["lambdas"] for run in runs_of("survival") if run["levels"]["attention"] == "V1"],
+        "demo's task, 0.15M": _of_study("a", "V1"), "the same, V1+": _of_study("a", "V1+"),
         "reproduction, 0.28M": _of_record("reproduce/compare"),
-        "text, 1.3M, 9.8M tokens": [
-            run["values"]["lambdas"] for run in runs_of("steps")
-            if (run["levels"]["attention"], run["levels"]["steps"]) == ("V1", "2,400")
-        ],
+        "text, 1.3M, 9.8M tokens": _of_study("b", "V1"), "the same text, V1+": _of_study("b", "V1+"),
         "text and tasks, 34M": _of_record("gpu-h200/pairs/compare"),
     }  # fmt: skip
     layers = max(len(seeds[0]) for seeds in models.values())
@@ -57,6 +54,11 @@ def lambdas() -> list[list[str]]:
         cells = [_mean_and_range(values) for values in zip(*seeds, strict=True)]
         found.append([name, str(len(seeds)), *cells, *["–"] * (layers - len(cells))])
     return found
+
+
+def _of_study(name: str, arm: str) -> list[Sequence[float | None]]:
+    """λ of each run of an arm of the programme."""
+    return [line["lambdas"] for line in programme_runs.lines(f"{name}/runs") if line["arm"] == arm]
 
 
 def _of_record(name: str) -> list[Sequence[float | None]]:

@@ -86,7 +86,7 @@ def shares() -> list[list[str]]:
             if own[0]["share"] is None:
                 cells.append(", ".join(f"{row['rate']:.2g} {row['unit']}" for row in own))
             else:
-                cells.append(", ".join(f"{100 * row['share']:.0f} %" for row in own))
+                cells.append(", ".join(f"{100 * row['share']:.0f} %{' (low)' if row['is_low'] else ''}" for row in own))
         found.append([f"{what}, {SHORT[dtype]}", *cells])
     return found
 

@@ -62,6 +62,7 @@ PAGES = (
             "large-text",
             "serving",
             "ablations",
+            "why",
         )
     ),
 )

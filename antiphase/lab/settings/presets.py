@@ -64,7 +64,7 @@ def preset_names() -> list[str]:
 def load_preset(
     name: str, overrides: Sequence[str] = (), *, data: Sequence[str] = (), validation: Sequence[str] = ()
 ) -> Preset:
-    """Read a preset by name, or a YAML file by path, and apply ``KEY=VALUE`` overrides.
+    """Read a preset by name, or a YAML file by path, and apply ``KEY=VALUE`` overrides, those of arms last.
 
     ``data`` and ``validation`` are the paths of ``--data`` and ``--validation``; with data, a synthetic preset becomes
     a text one, with the changes that the preset lists under ``with_data``.
@@ -104,7 +104,7 @@ def _preset(
         changes += [(str(key), value) for key, value in with_data.items()]
     if validation:
         changes.append(("data.validation", list(validation)))
-    changes += map(parse_override, overrides)
+    changes += sorted(map(parse_override, overrides), key=lambda change: change[0].startswith("compare"))
     if any(key.startswith("compare.arms.") for key, _ in changes) and "arms" not in (section(tree, "compare") or {}):
         assign(tree, "compare.arms", CompareSettings().arms)  # changing one arm keeps the others
     known = list(_arms(tree))
@@ -150,10 +150,16 @@ def _arms(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spell_out_arms(tree: dict[str, Any]) -> None:
-    """Turn a list of named arms into arms that change nothing else."""
+    """Turn a list of named arms into arms that change nothing else.
+
+    Raises:
+        InputError: one has no such name.
+    """
     compare = section(tree, "compare") or {}
-    if isinstance(compare.get("arms"), list):
-        compare["arms"] = {str(arm): {} for arm in compare["arms"]}
+    if isinstance(arms := compare.get("arms"), list):
+        if unknown := [str(arm) for arm in arms if str(arm) not in ARMS]:
+            raise InputError(f"a list of compare.arms names {', '.join(ARMS)}, got {unknown[0]!r}")
+        compare["arms"] = {str(arm): {} for arm in arms}
 
 
 def _named_arm(arm: str, own: Mapping[str, Any], model: ModelSettings) -> dict[str, Any]:
@@ -208,16 +214,10 @@ def check_followed(preset: Preset, overrides: Sequence[str]) -> None:
     """Check that every run-wide override has an effect in a study, and leaves its arms different.
 
     Raises:
-        InputError: all arms have their own value, or nothing else told two arms apart; or it undoes an arm's override.
+        InputError: all arms have their own value, or nothing else told two arms apart.
     """
     keys = [override.partition("=")[0] for override in overrides]
-    for place, key in enumerate(keys):
-        if key.startswith("compare."):
-            continue
-        for own in keys[:place]:
-            *_, one = own.split(".", 3)
-            if own.startswith("compare.arms.") and f"{one}.".startswith(f"{key}."):
-                raise InputError(f"--set {own} must come after --set {key}, which applies to every arm")
+    for key in [key for key in keys if not key.startswith("compare.")]:
         if key == "training.seed":
             raise InputError("--set training.seed: a study takes its seeds from --seeds")
         if all(any(f"{own}.".startswith(f"{key}.") for own in dotted(one)) for one in preset.compare.arms.values()):
@@ -295,17 +295,18 @@ def _check_run(run: RunSettings) -> None:
         raise InputError(f"evaluation.depths must be numbers between 0 and 1, got {evaluation.depths}")
     if run.model.kind != "transformer":
         for name, given in (
-            ("start_from", training.start_from),
-            ("gradient_checkpointing", training.gradient_checkpointing),
-            ("attn_implementation", training.attn_implementation),
-            ("trained", training.trained != "all"),
-            ("compile", training.compile),
-            ("mesh.shard", training.mesh.shard > 1),
-            ("mesh.context", training.mesh.context > 1),
-            ("mesh.tensor", training.mesh.tensor > 1),
+            ("training.start_from", training.start_from),
+            ("training.gradient_checkpointing", training.gradient_checkpointing),
+            ("training.attn_implementation", training.attn_implementation),
+            ("training.trained", training.trained != "all"),
+            ("training.compile", training.compile),
+            ("training.mesh.shard", training.mesh.shard > 1),
+            ("training.mesh.context", training.mesh.context > 1),
+            ("training.mesh.tensor", training.mesh.tensor > 1),
+            ("model.second_map", run.model.second_map),
         ):
             if given:
-                raise InputError(f"training.{name} needs model.kind=transformer, got {run.model.kind}")
+                raise InputError(f"{name} needs model.kind=transformer, got {run.model.kind}")
     for name, size in (("shard", training.mesh.shard), ("tensor", training.mesh.tensor)):
         if training.trained == "lora" and size > 1:
             raise InputError(f"training.trained=lora cannot divide the weights; remove training.mesh.{name}")

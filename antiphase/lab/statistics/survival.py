@@ -69,6 +69,8 @@ class HazardRatio:
 def compare_steps(one: Steps, other: Steps) -> HazardRatio | None:
     """Peto's estimate of the hazard ratio, with the log-rank test (Mantel 1966); None where nothing can be compared.
 
+    It is made in one step, so that of very unequal arms it lies nearer to 1 than Cox's.
+
     Of few seeds p is exact, the share of all divisions into such groups whose statistic is as far from zero: with three
     seeds each, it is never below 0.1. Of many it is that of the limiting distribution.
     """

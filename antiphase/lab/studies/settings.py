@@ -13,7 +13,7 @@ from antiphase.lab.training.execution.settings import ExecutorSettings
 
 BY_FLAG = {
     "data.paths": "data", "data.source": "data", "data.validation": "validation", "training.device": "device",
-    "compare.seeds": "seeds",
+    "training.seed": "seed", "compare.seeds": "seeds",
 }  # fmt: skip
 """Settings of a preset that flags of their own change, by key: their fields."""
 
@@ -31,6 +31,13 @@ class ChangeSettings(Settings):
         "Override a setting of the preset: KEY=VALUE, e.g. training.steps=200. Repeatable.", name="--set", default=()
     )
     device: str | None = flag("Device: auto, cpu, cuda or cuda:0.", default=None)
+
+    def check(self) -> None:
+        super().check()
+        keys = [override.partition("=")[0] for override in self.settings]
+        for key, field in BY_FLAG.items():
+            if key in keys and getattr(self, field, None) not in (None, (), []):
+                raise InputError(f"--set {key} and {named(field)} say the same; give one of them")
 
     def overrides(self) -> list[str]:
         """All flags that change a preset, as KEY=VALUE."""
@@ -70,9 +77,6 @@ class PresetSettings(StudyTextSettings):
             InputError: no such preset, or settings that cannot be used.
         """
         self.check()
-        for key, field in BY_FLAG.items():
-            if getattr(self, field, None) and any(one.startswith(f"{key}=") for one in self.settings):
-                raise InputError(f"--set {key} and {named(field)} say the same; give one of them")
         return load_preset(self.preset, [*first, *self.overrides()], data=self.data, validation=self.validation)
 
 

@@ -20,6 +20,8 @@ FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-ffp-contract=fas
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mprefer-vector-width=512")
 EMULATED = ("-DANTIPHASE_EMULATED_TILES",)
 """Extra flags of a test library that emulates AMX tiles in plain C++, for processors without them."""
+LYING = ("-DANTIPHASE_LYING",)
+"""Extra flags of a test library to which every processor claims to have all instructions."""
 SANITIZED = (*EMULATED, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-O1", "-g")
 """Extra flags of a test library that also stops at invalid addresses and undefined arithmetic."""
 ENTRIES = ("library", "steps")

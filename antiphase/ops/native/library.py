@@ -17,6 +17,11 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
 FORWARD, BACKWARD = range(2)
 KERNELS = ("portable", "AVX2", "AVX-512", "AVX-512 BF16", "AMX")
 """In the order of the library's own numbers."""
+LACKS = {
+    1: "without the tiles that this processor has: the system refuses them to this process",
+    2: "without better ones, whose instructions this processor claims and does not run",
+}
+"""Why there are no better ones, by the library's own numbers; 0 if these are the best."""
 
 PROBLEM = struct.Struct("@15P21q13q3d4i2P")
 """``antiphase_problem`` of source/problem.h: tensors, strides, sizes, scale, switches, how to run on several threads.
@@ -115,14 +120,12 @@ def why_not(query: Tensor, scale: float) -> str | None:
 
 
 def kernels() -> str:
-    """Which of ``KERNELS`` run on this processor, whether the system forbids better ones, and whether they use only one
-    thread.
-    """
+    """Which of ``KERNELS`` run on this processor, why not better ones that it claims, and whether on one thread."""
     found = library()
     assert not isinstance(found, str)
     parts = [KERNELS[found.antiphase_kernels()]]
-    if found.antiphase_tiles_refused():
-        parts.append("without the tiles that this processor has: the system refuses them to this process")
+    if (lack := found.antiphase_lacks()) != 0:
+        parts.append(LACKS[lack])
     if not threads_of_torch()[0]:
         parts.append("on one thread: this build of PyTorch has no OpenMP to share")
     return ", ".join(parts)

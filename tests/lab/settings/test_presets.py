@@ -25,6 +25,7 @@ from antiphase.lab.settings.presets import (
     to_yaml,
 )
 from antiphase.lab.studies.compare import ComparisonSettings
+from antiphase.lab.studies.train import TrainSettings
 from antiphase.models.block_fields import BLOCK
 from antiphase.models.configuration import AntiphaseConfig, unknown_fields
 
@@ -423,13 +424,13 @@ def test_every_field_takes_or_refuses_every_kind_of_value_in_one_sentence(tmp_pa
 
 
 @pytest.mark.parametrize("swapped", [False, True])
-def test_a_run_wide_setting_wins_over_an_arm_in_any_order(preset, swapped):
+def test_an_arms_own_setting_wins_over_a_run_wide_one_in_any_order(preset, swapped):
     overrides = ["compare.arms.softmax.training.learning_rate=2e-3", "training.learning_rate=5e-3"]
     loaded = load_preset(preset(), overrides[::-1] if swapped else overrides)
     rates = {
         arm: arm_run(loaded.run, loaded.compare, arm, seed=0).training.learning_rate for arm in loaded.compare.arms
     }
-    assert rates == {"softmax": 2e-3 if swapped else 5e-3, "differential": 5e-3}
+    assert rates == {"softmax": 2e-3, "differential": 5e-3}
 
 
 @pytest.mark.parametrize(("overrides", "told"), [
@@ -438,8 +439,6 @@ def test_a_run_wide_setting_wins_over_an_arm_in_any_order(preset, swapped):
     (["compare.arms.softmax.training.learning_rate=2e-3", "compare.arms.softmax.training.learning_rate=8e-3",
       "model.attention_type=differential"], "lets the arm softmax train differential attention"),
     (["training.seed=99"], "takes its seeds from --seeds"),
-    (["compare.arms.softmax.training.learning_rate=2e-3", "training.steps=5", "training.learning_rate=4e-3"],
-     r"compare\.arms\.softmax\.training\.learning_rate must come after --set training\.learning_rate"),
 ])  # fmt: skip
 def test_what_no_arm_would_follow_is_refused(preset, overrides, told):
     loaded = load_preset(preset(), overrides)
@@ -450,10 +449,11 @@ def test_what_no_arm_would_follow_is_refused(preset, overrides, told):
 
 @pytest.mark.parametrize(("field", "value", "override"), [
     ("data", ["a.txt"], "data.paths=[b.txt]"), ("validation", ["a.txt"], "data.validation=[b.txt]"),
-    ("device", "cpu", "training.device=cuda"), ("seeds", [1], "compare.seeds=[2]"),
+    ("device", "cpu", "training.device=cuda"), ("seeds", [1], "compare.seeds=[2]"), ("seed", 0, "training.seed=1"),
 ])  # fmt: skip
 def test_what_a_flag_of_its_own_says_is_not_set_too(preset, field, value, override):
-    given = ComparisonSettings(preset=str(preset()), settings=[override], **{field: value})
+    kind = TrainSettings if field == "seed" else ComparisonSettings
+    given = kind(preset=str(preset()), settings=[override], **{field: value})
     key = override.partition("=")[0]
     with pytest.raises(InputError, match=f"--set {key} and {field} say the same; give one of them"):
         given.chosen_preset()
@@ -504,3 +504,8 @@ def test_a_setting_of_its_model_leaves_a_named_arm_what_its_name_says():
 def test_heads_that_cannot_be_halved_are_refused(preset):
     with pytest.raises(InputError, match=r"model\.num_attention_heads and .* must be even to be halved"):
         load_preset(preset(), ["compare.arms=[S, SW]", "model.num_attention_heads=1"])
+
+
+def test_a_list_of_arms_with_an_unknown_name_is_refused(preset):
+    with pytest.raises(InputError, match=r"a list of compare\.arms names S, .*, got 'V2\+'"):
+        load_preset(preset(), ["compare.arms=[S, V2+]"])

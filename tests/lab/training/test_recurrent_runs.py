@@ -64,10 +64,11 @@ def test_gradient_norms_are_those_of_each_layer():
 
 
 @pytest.mark.parametrize(("override", "field"), [
-    ("training.start_from=somewhere", "start_from"), ("training.gradient_checkpointing=true", "gradient_checkpointing"),
+    ("training.start_from=somewhere", "training.start_from"), ("model.second_map=none", "model.second_map"),
+    ("training.gradient_checkpointing=true", "training.gradient_checkpointing"),
 ])  # fmt: skip
 def test_options_for_transformers_only_are_refused(tiny_preset, override, field):
-    with pytest.raises(InputError, match=f"training.{field} needs model.kind=transformer, got lstm"):
+    with pytest.raises(InputError, match=f"{field} needs model.kind=transformer, got lstm"):
         load_preset(str(tiny_preset), ["model.kind=lstm", override])
 
 

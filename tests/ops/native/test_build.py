@@ -113,15 +113,29 @@ def test_a_build_gives_a_library_that_loads(elsewhere):
     assert attend("native").shape == (1, 1, 3, 4)
 
 
-@pytest.mark.parametrize("refused", [False, True])
-def test_tiles_that_the_system_refuses_are_named(monkeypatch, refused):
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_tiles_that_the_system_refuses_are_named(monkeypatch, lacks):
     class Library:
         def antiphase_kernels(self):
             return library.KERNELS.index("AVX-512 BF16")
 
-        def antiphase_tiles_refused(self):
-            return refused
+        def antiphase_lacks(self):
+            return lacks
 
     monkeypatch.setattr(library, "library", Library)
     assert library.kernels().startswith("AVX-512 BF16")
-    assert ("the system refuses" in library.kernels()) == refused
+    assert ("the system refuses" in library.kernels()) == bool(lacks)
+
+
+@pytest.mark.slow
+def test_kernels_that_a_processor_only_claims_to_run_are_not_chosen(request, monkeypatch):
+    if (reason := build.why_no_compiler()) is not None or (reason := library.why_not_built()) is not None:
+        pytest.skip(reason)
+    honest, bears = library.kernels().partition(",")[0], build.fingerprint(build.LYING)
+    elsewhere = request.getfixturevalue("elsewhere")
+    monkeypatch.setattr(library, "fingerprint", lambda: bears)
+    build.build(elsewhere, build.LYING)
+    assert attend("native").shape == (1, 1, 3, 4)
+    assert library.kernels().partition(",")[0] == honest
+    assert ("claims" in library.kernels()) >= (honest in ("AVX2", "AVX-512"))
+    assert honest != "AMX" or "claims" not in library.kernels()

@@ -1,5 +1,9 @@
 // Entry points of the library: select the kernels that the processor supports.
 #include <cmath>
+#if defined(__x86_64__)
+#include <setjmp.h>
+#include <signal.h>
+#endif
 #if defined(ANTIPHASE_TILES)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -33,9 +37,17 @@ namespace {
 enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512BF16 = 3, AMX = 4 };
 
 bool refused = false;  // the processor has tiles, and the system does not let this process use them
+bool failed = false;  // the processor claims instructions that it does not run
+
+#if defined(__x86_64__)
+#if defined(ANTIPHASE_LYING)  // for tests: it claims them all
+#define CLAIMS(feature) true
+#else
+#define CLAIMS(feature) __builtin_cpu_supports(feature)
+#endif
 
 #if defined(ANTIPHASE_TILES)
-// Whether the processor multiplies tiles of bfloat16 and Linux permits it to this process, which must request it.
+// Whether the processor claims to multiply tiles of bfloat16 and Linux permits it to this process, which must request it.
 bool has_tiles() {
 #if defined(ANTIPHASE_EMULATED_TILES)
   return true;
@@ -43,27 +55,59 @@ bool has_tiles() {
   constexpr unsigned TILES = 1u << 24, BFLOAT16 = 1u << 22;
   constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
   unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & TILES) || !(d & BFLOAT16)) return false;
-  refused = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) != 0;
+  const bool known = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & TILES) && (d & BFLOAT16);
+  refused = known && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) != 0;
+#if defined(ANTIPHASE_LYING)
   return !refused;
+#else
+  return known && !refused;
+#endif
 #endif
 }
 #else
 bool has_tiles() { return false; }
 #endif
 
-int best() {
-#if defined(__x86_64__)
+int claimed() {
   __builtin_cpu_init();
-  const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-    return !__builtin_cpu_supports("avx512bf16") ? AVX512 : has_tiles() ? AMX : AVX512BF16;
-  if (has_avx2) return AVX2;
-#endif
-  return PORTABLE;
+  const bool has_avx2 = CLAIMS("avx2") && CLAIMS("fma");
+  if (has_avx2 && CLAIMS("avx512f") && CLAIMS("avx512bw") && CLAIMS("avx512dq") && CLAIMS("avx512vl"))
+    return !CLAIMS("avx512bf16") ? AVX512 : has_tiles() ? AMX : AVX512BF16;
+  return has_avx2 ? AVX2 : PORTABLE;
 }
-int chosen = best();
+
+sigjmp_buf after_fault;
+void fault(int) { siglongjmp(after_fault, 1); }
+
+// Whether instructions of a kind run.
+bool runs(int kind) {
+  struct sigaction own = {}, before;
+  own.sa_handler = fault;
+  sigaction(SIGILL, &own, &before);
+  if (sigsetjmp(after_fault, 1)) {
+    sigaction(SIGILL, &before, nullptr);
+    return false;
+  }
+#if defined(ANTIPHASE_TILES) && !defined(ANTIPHASE_EMULATED_TILES)
+  if (kind == AMX) asm volatile("tilerelease");
+#endif
+  if (kind >= AVX512BF16) asm volatile("vdpbf16ps %%zmm0, %%zmm0, %%zmm0; vzeroupper" ::: "xmm0");
+  if (kind >= AVX512) asm volatile("vpaddd %%zmm0, %%zmm0, %%zmm0; vzeroupper" ::: "xmm0");
+  if (kind >= AVX2) asm volatile("vpaddd %%ymm0, %%ymm0, %%ymm0; vzeroupper" ::: "xmm0");
+  sigaction(SIGILL, &before, nullptr);
+  return true;
+}
+
+int best() {
+  int kind = claimed();
+  for (; kind > PORTABLE && !runs(kind); --kind) failed = true;
+  return kind;
+}
+#else
+int best() { return PORTABLE; }
+#endif
+const int most = best();
+int chosen = most;
 }  // namespace
 
 // Fingerprint of the sources, set by antiphase/ops/native/build.py.
@@ -75,11 +119,12 @@ EXPORT int64_t antiphase_meter_bytes() { return sizeof(antiphase_meter_problem);
 
 // The selected kernels: 0 portable, 1 AVX2, 2 AVX-512, 3 and 4 the same with products of bfloat16, 4 with tiles.
 EXPORT int antiphase_kernels() { return chosen; }
-EXPORT int antiphase_tiles_refused() { return refused; }
+// 0: they are what the processor claims to have; 1: the system refuses its tiles; 2: it claims what it does not run.
+EXPORT int antiphase_lacks() { return refused ? 1 : failed ? 2 : 0; }
 
 // Selects other kernels, for tests; returns whether this processor supports them.
 EXPORT int antiphase_choose(int kernels) {
-  if (kernels < PORTABLE || kernels > best()) return 0;
+  if (kernels < PORTABLE || kernels > most) return 0;
   chosen = kernels;
   return 1;
 }

@@ -1,7 +1,7 @@
 // The plots: a map, all heads of a layer, all heads of the model, masks, positions and learning curves.
 
 const cells = (one, rows) => rows.map((row, n) => Array.from(row, (weight, m) => (isVisible(one, n, m) ? tone(weight) : null)));
-// Keys that take much more than their share of this map: with the mean weight that they get from queries that see them.
+// Keys that take much more than their share of this map: with the mean share that they get from queries that see them.
 const ALPHA = 5, MOST_SINKS = 6;
 function sinksOf(rows) {
   if (layer().peaks) return []; // largest weights are no shares
