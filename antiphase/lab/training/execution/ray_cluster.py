@@ -214,9 +214,8 @@ def _check_answers(address: str) -> None:
     """Whether something listens there; Ray itself would wait for minutes, and end the process."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal() or "/" in host:
-        raise InputError(
-            f"--ray-address, or else RAY_ADDRESS, must be HOST:PORT of the cluster's head, or auto, got {address!r}"
-        )
+        remedy = "if it was not given, change RAY_ADDRESS"
+        raise InputError(f"--ray-address must be HOST:PORT of the cluster's head, or auto, got {address!r}", remedy)
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
