@@ -28,29 +28,13 @@ from antiphase.lab.studies.compare import ComparisonSettings
 from antiphase.lab.studies.train import TrainSettings
 from antiphase.models.block_fields import BLOCK
 from antiphase.models.configuration import AntiphaseConfig, unknown_fields
+from support.presets import REQUIRED
 
 SECTIONS = {
     "model": ModelSettings, "data": DataSettings, "training": TrainingSettings, "evaluation": EvaluationSettings,
     "compare": CompareSettings,
 }  # fmt: skip
 FIELDS = [f"{section}.{field.name}" for section, kind in SECTIONS.items() for field in dataclasses.fields(kind)]
-REQUIRED = {
-    "model": {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "num_attention_heads": 2},
-    "data": {"sequence_length": 16}, "training": {"steps": 5},
-}  # fmt: skip
-
-
-@pytest.fixture
-def preset(tmp_path):
-    """Write a preset from a tree of changes to the smallest one and return its path."""
-
-    def write(**sections):
-        path = tmp_path / "preset.yaml"
-        tree = {**REQUIRED, **sections}
-        path.write_text(yaml.safe_dump({key: value for key, value in tree.items() if value is not None}))
-        return str(path)
-
-    return write
 
 
 def test_smallest_preset_has_defaults_for_all_the_rest(preset):
@@ -457,55 +441,3 @@ def test_what_a_flag_of_its_own_says_is_not_set_too(preset, field, value, overri
     key = override.partition("=")[0]
     with pytest.raises(InputError, match=f"--set {key} and {field} say the same; give one of them"):
         given.chosen_preset()
-
-
-# ------------------------------------------------------------------------------------------ named arms
-
-
-def test_named_arms_differ_from_softmax_in_what_they_say(preset):
-    names = ["S", "SW", "V1", "V1+", "V0", "V1f", "V1n", "V2", "G"]
-    preset = load_preset(preset(), [f"compare.arms={names}", "model.num_attention_heads=8"])
-    models = {arm: arm_run(preset.run, preset.compare, arm, seed=0).model for arm in preset.compare.arms}
-    plain = dataclasses.asdict(models["S"])
-    changed = {
-        arm: {name: value for name, value in dataclasses.asdict(model).items() if value != plain[name]}
-        for arm, model in models.items()
-    }
-    hidden, v1 = plain["hidden_size"], {"attention_type": "differential"}
-    gate = plain["intermediate_size"] - round(hidden / 3)
-    assert changed == {
-        "S": {}, "V1": v1, "V1+": v1 | {"second_map": "added"}, "V0": v1 | {"second_map": "none"},
-        "V1f": v1 | {"lambda_form": "fixed"}, "V1n": v1 | {"head_norm": False},
-        "SW": {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": hidden // 4, "head_norm": True},
-        "V2": {"attention_type": "differential_v2", "num_key_value_heads": None, "head_dim": hidden // 8},
-        "G": {"output_gate": True, "intermediate_size": gate},
-    }  # fmt: skip
-
-
-def test_a_named_arm_keeps_its_own_settings_and_a_model_of_its_own_wins(preset):
-    preset = load_preset(
-        preset(), ["compare.arms=[S, SW]", "compare.arms.SW.training.learning_rate=1e-4",
-                 "compare.arms.V1.model.attention_type=softmax"],
-    )  # fmt: skip
-    runs = {arm: arm_run(preset.run, preset.compare, arm, seed=0) for arm in ("S", "SW", "V1")}
-    assert runs["SW"].training.learning_rate == 1e-4
-    assert runs["SW"].model.head_norm
-    assert runs["V1"].model.attention_type == "softmax"
-
-
-def test_a_setting_of_its_model_leaves_a_named_arm_what_its_name_says():
-    preset = load_preset("sooner", ["compare.arms.SW.model.rope_theta=1000", "compare.arms.V1+.model.lambda_init=0.8"])
-    models = {arm: arm_run(preset.run, preset.compare, arm, seed=0).model for arm in preset.compare.arms}
-    assert (models["SW"].head_norm, models["SW"].num_attention_heads, models["SW"].rope_theta) == (True, 2, 1000)
-    assert (models["V1+"].second_map, models["V1+"].lambda_init) == ("added", 0.8)
-    assert models["V1"] == dataclasses.replace(models["V1+"], second_map=models["V1"].second_map, lambda_init=None)
-
-
-def test_heads_that_cannot_be_halved_are_refused(preset):
-    with pytest.raises(InputError, match=r"model\.num_attention_heads and .* must be even to be halved"):
-        load_preset(preset(), ["compare.arms=[S, SW]", "model.num_attention_heads=1"])
-
-
-def test_a_list_of_arms_with_an_unknown_name_is_refused(preset):
-    with pytest.raises(InputError, match=r"a list of compare\.arms names S, .*, got 'V2\+'"):
-        load_preset(preset(), ["compare.arms=[S, V2+]"])

@@ -426,8 +426,7 @@ def test_a_decoding_step_is_one_call_of_an_operator(monkeypatch, lam, form):
     elif form == "three queries":
         query = torch.cat([query, 2 * query, -query], 2)
     mask = torch.rand(2, 1, 1, 70) > 0.5 if form == "padding" else None
-    options = {"attn_mask": mask, "is_causal": True, "scale": 0.3}
-    tensors = query, key, value
+    options, tensors = {"attn_mask": mask, "is_causal": True, "scale": 0.3}, (query, key, value)
     exact = differential_attention(*(t.double() for t in tensors), lam, impl="reference", **options)
     eager = differential_attention(*tensors, lam, impl="reference", **options)
     monkeypatch.setattr(api, "check_tensors", None)
