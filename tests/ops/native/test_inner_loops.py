@@ -16,7 +16,7 @@ from antiphase.ops.native import build
 SOURCE = Path(__file__).parent / "loops.cpp"
 PRODUCTS = ("scores", "weights_values", "gradient_of_keys")
 LABEL, JUMP = re.compile(r"(\.L\w+):"), re.compile(r"j\w+\s+(\.L\w+)")
-MULTIPLIED = re.compile(r"vfn?madd\d+ps")
+MULTIPLIED = re.compile(r"vfn?madd\d+ps|vdpbf16ps")
 ON_STACK = re.compile(r"v.*(\(%rsp|-\d+\(%rbp\))")
 
 
@@ -51,7 +51,7 @@ def compiler(request):
     return request.param
 
 
-@pytest.fixture(scope="module", params=("avx2", "avx512"))
+@pytest.fixture(scope="module", params=("avx2", "avx512", "avx512bf16"))
 def loops(request, compiler, tmp_path_factory):
     """The inner loop of each function, for one kind of processor."""
     if request.param not in build.kernels_of_machine():
@@ -90,7 +90,7 @@ def test_a_product_is_multiplied_and_broadcast_from_memory(loops, name):
     assert 2 * len(broadcasts) == multiplied  # two vectors a row
     assert all("(" in line for line in broadcasts), "a broadcast from a register takes a port that multiplies"
     others = [word for word in count if word.startswith("v") and not MULTIPLIED.match(word)]
-    assert all(word.startswith(("vmov", "vbroadcast")) for word in others), others
+    assert all(word.startswith(("vmov", "vbroadcast", "vpbroadcast")) for word in others), others
     assert not any(ON_STACK.match(line) for line in loop), "sums leave the registers"
 
 
