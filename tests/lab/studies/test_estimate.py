@@ -274,7 +274,15 @@ def test_the_mesh_that_a_run_asks_for_is_taken(size):
         assert (row.replicate, row.shard, row.context) == expected
 
 
+def test_the_vocabulary_of_a_named_tokenizer_counts(size, tmp_path, text_tokenizer):
+    """As it does in training, whatever data.vocabulary_size says."""
+    text_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    named = sizes_of(load_preset(str(size), [f"data.tokenizer={tmp_path / 'tokenizer'}"]).run)[0]
+    assert named.config.vocab_size == len(text_tokenizer) != sizes_of(load_preset(str(size)).run)[0].config.vocab_size
+
+
 def test_what_is_not_counted_is_refused(refused):
+    refused("data.tokenizer ./none: there is no such folder", "estimate --set data.tokenizer=./none")
     refused("training.mesh.shard=3 does not make up the 8 .* --gpus", "estimate --set training.mesh.shard=3")
     refused(
         "training.mesh.replicate=2 times training.mesh.shard=1 does not make up",

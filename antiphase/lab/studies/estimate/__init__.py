@@ -38,7 +38,7 @@ GPUS = {
 class EstimateSettings(Settings):
     """Estimate a preset's training on a fleet: memory of each GPU by part, the mesh that fits, tokens a second, days.
 
-    Text presets are taken as they would be with text. Nothing is trained or read.
+    Text presets are taken as they would be with text. Nothing is trained, and only a data.tokenizer is read.
     Example: [bold]antiphase estimate --preset paper --gpus 64 --gpu h100[/]
     """
 

@@ -17,9 +17,11 @@ from antiphase.lab.settings.presets import Preset, RunSettings, arm_run, load_pr
 from antiphase.lab.studies.estimate import GIGA, GPUS, EstimatedRun, Estimates, EstimateSettings
 from antiphase.lab.studies.estimate.formulas import Memory, ModelSizes, Shape, Step, communication, memory
 from antiphase.lab.studies.estimate.operations import forward_flops
+from antiphase.lab.text.tokenization import id_count
 from antiphase.lab.training.distributed import mesh_sizes
 from antiphase.lab.training.run_model import check_mesh, sized_config, why_undivided
 from antiphase.models.configuration import AntiphaseConfig
+from antiphase.models.sources.tokenizers import load_tokenizer
 from antiphase.models.tensor_plan import divides_mlp
 from antiphase.models.transformer import AntiphaseForCausalLM
 
@@ -65,7 +67,8 @@ def estimated(preset: Preset, fleet: EstimateSettings) -> list[EstimatedRun]:
 
 def sizes_of(run: RunSettings) -> tuple[AntiphaseForCausalLM, ModelSizes]:
     """The model of a run on the meta device, which needs no memory, and the sizes of what a copy has."""
-    config = sized_config(run, vocab_size=run.data.vocabulary_size)
+    named = run.data.tokenizer
+    config = sized_config(run, vocab_size=id_count(load_tokenizer(named)) if named else run.data.vocabulary_size)
     if not isinstance(config, AntiphaseConfig):
         raise InputError(f"model.kind {run.model.kind}: the cost of a recurrent network is not counted; remove it")
     return _sized(config)
