@@ -48,7 +48,7 @@ class TaskFileSettings:
     prompt: str = ""
     """Jinja template of the prompt."""
     keep: str = "true"
-    """Jinja expression: rows for which it is false are left out."""
+    """Jinja expression: rows for which it is false are left out. Those that a template leaves out stay left out."""
     target: str = "label"
     """Jinja expression: the label, the 0-based index of the correct choice, or the correct answers."""
     labels: dict[str, str] = field(default_factory=dict)
@@ -120,6 +120,8 @@ def read_task(path: str, columns: tuple[str | None, str | None] = (None, None)) 
         else:
             unknown = f"unknown template '{template}'{nearest(str(template), template_names())}"
             raise InputError(unknown, field="task", path=path)
+        if "keep" in base and isinstance(tree.get("keep"), str):
+            tree["keep"] = f"({base['keep']}) and ({tree['keep']})"
         tree = {"name": str(template), **base, **tree}
     with within("task", path):
         settings = build(TaskFileSettings, tree)

@@ -100,6 +100,8 @@ def test_rows_that_are_not_kept_are_neither_asked_nor_shown(tmp_path, tokenizer)
         assert shown.count("Review:") == 4
         assert "so so" not in shown
         assert "well" not in shown
+    few = load_task(written(tmp_path, **tree, keep="text|length < 5 or false"), tokenizer).samples
+    assert [sample.target for sample in few] == [1, 0, 1]  # wow, no, yes: what the template leaves out stays out
     with pytest.raises(InputError, match="keep: no row is left by"):
         load_task(written(tmp_path, **tree, keep="label == '7'"), tokenizer)
     with pytest.raises(InputError, match="keep is not a Jinja expression"):

@@ -22,7 +22,7 @@ from antiphase.lab.statistics.intervals import mcnemar, paired_interval
 from antiphase.lab.studies.calibrate.cells import Graded, LabelScores
 from antiphase.lab.studies.calibrate.confirm import PRIMARY
 
-DRAWS = 1000
+DRAWS = 10_000
 """Resamples."""
 AUC = "AUC"
 Pair = tuple[LabelScores, LabelScores]
