@@ -74,7 +74,7 @@ def confirmed() -> Rows:
 
 def splits() -> Rows:
     """By split of the samples of study F: heads alone and together, beside random ones, and whether effects repeat."""
-    table = [["Split", "Heads kept", "Gain alone, 95 % over texts", "A head alone, nats", "Kept heads, nats",
+    table = [["Split", "Heads kept", "Gain alone", "A head alone, nats", "Kept heads, nats",
               "Kept heads, points", "on the controls' texts", "random heads there: mean, range",
               *(f"r with split {seed}" for seed in SPLITS[:-1])]]  # fmt: skip
     before: list[list[float]] = []
@@ -90,8 +90,9 @@ def splits() -> Rows:
         changes = [row.change for row in found.tried]
         table.append([
             str(seed), f"{sum(map(len, found.heads.values()))} of {len(changes)}",
-            f"{100 * share.value:.0f} % [{' to '.join(f'{100 * end:.0f}' for end in share.interval)}]",
-            *(f"{row.value:+.5f} [{' to '.join(f'{end:+.5f}' for end in row.interval)}]" for row in (alone, kept)),
+            f"{100 * share.value:.0f} %",
+            *(f"{row.value:+.5f} [{' to '.join(f'{end:+.5f}' for end in row.interval or ())}]"
+              for row in (alone, kept)),
             f"{_points(found.primary.gain)} [{' to '.join(map(_points, found.primary.gain_interval))}]",
             _points(beside), f"{statistics.fmean(random):+.2f}, {min(random):+.2f} to {max(random):+.2f}",
             *(_correlation(changes, other) for other in before), *["–"] * (len(SPLITS) - 1 - len(before)),

@@ -98,8 +98,10 @@ class Likelihood:
     """The kept heads together, nats; the mean over heads calibrated alone, nats; the share of those that gain."""
     samples: int
     value: float
-    interval: list[float]
-    """95 %, by a bootstrap over samples: the heads are all that there are."""
+    interval: list[float] | None
+    """95 %, by a bootstrap over samples: the heads are all that there are. None for a share, which the noise of samples
+    pulls towards one half, so that no bootstrap of it covers.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

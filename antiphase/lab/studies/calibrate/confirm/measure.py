@@ -66,8 +66,8 @@ CLAIM = {
     "direction": "higher with the chosen heads calibrated than without",
     "heads": "those whose calibration alone raises the log probability of right labels after mean-centring, on the "
     "samples that choose, in the mean over tasks",
-    "secondary": "accuracy, content-free accuracy, balanced accuracy, AUC, and the primary measure by task: "
-    "intervals alone",
+    "secondary": "accuracy, content-free accuracy, balanced accuracy, AUC; the primary measure, accuracy and AUC "
+    "by task: intervals alone",
     "samples": "each text judges once, and none that chose heads, whatever their labels",
     "controls": f"as many random heads of all that were tried ({RANDOM_HEADS} draws), as many random tokens "
     f"({RANDOM_TOKENS} draws), the first token alone, the inverse rule, all tried heads",

@@ -22,14 +22,12 @@ from antiphase.lab.statistics.intervals import mcnemar, paired_interval
 from antiphase.lab.studies.calibrate.cells import Graded, LabelScores
 from antiphase.lab.studies.calibrate.confirm import PRIMARY
 
-DRAWS = 10_000
-"""Resamples."""
-AUC = "AUC"
+ACCURACY, AUC = "accuracy", "AUC"
 Pair = tuple[LabelScores, LabelScores]
 """Without and with the chosen heads."""
 MEASURES: dict[str, Callable[[LabelScores], Tensor]] = {
     PRIMARY: LabelScores.centred,
-    "accuracy": lambda found: right(found.scores, found.targets),
+    ACCURACY: lambda found: right(found.scores, found.targets),
     "content-free accuracy": lambda found: right(content_free_corrected(found.scores, found.free), found.targets),
 }
 """Whether each sample is answered right."""
@@ -63,8 +61,10 @@ def outcomes(
     secondary = [
         _of_samples(name, None, own) for name in MEASURES if name != PRIMARY and (has_free or "free" not in name)
     ]
-    secondary += [_of_sets(name, own, seed) for name in SETS]
-    secondary += [_of_samples(PRIMARY, task, [pair]) for task, pair in pairs.items()]
+    secondary += [_of_sets(name, None, own, seed) for name in SETS]
+    for task, pair in pairs.items():
+        secondary += [_of_samples(name, task, [pair]) for name in (PRIMARY, ACCURACY)]
+        secondary.append(_of_sets(AUC, task, [pair], seed))
     return primary, secondary
 
 
@@ -80,13 +80,13 @@ def _of_samples(measure: str, task: str | None, pairs: Sequence[Pair]) -> dict[s
     }  # fmt: skip
 
 
-def _of_sets(measure: str, pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
+def _of_sets(measure: str, task: str | None, pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
     """A measure of a set, in the mean over tasks, with an interval by resampling samples."""
     generator = torch.Generator().manual_seed(seed)
     of = partial(_mean_over_tasks, SETS[measure])
     plain, calibrated = (of([(pair[place].scores, pair[place].targets) for pair in pairs]) for place in (0, 1))
     gains = []
-    for _ in range(DRAWS):
+    for _ in range(RESAMPLES):
         drawn = [torch.randint(len(first.targets), (len(first.targets),), generator=generator) for first, _ in pairs]
         before, after = (
             of([(pair[place].scores[rows], pair[place].targets[rows]) for pair, rows in zip(pairs, drawn, strict=True)])
@@ -98,7 +98,7 @@ def _of_sets(measure: str, pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
         torch.tensor(gains, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     )
     return {
-        "measure": measure, "task": None, "samples": sum(len(first.targets) for first, _ in pairs), "plain": plain,
+        "measure": measure, "task": task, "samples": sum(len(first.targets) for first, _ in pairs), "plain": plain,
         "calibrated": calibrated, "gain": gain, "gain_interval": [low, high],
     }  # fmt: skip
 
@@ -116,26 +116,14 @@ def likelihoods(kept: Scores | None, alone: Sequence[Scores], *, seed: int) -> l
         kept: changes with the kept heads, on samples that judge; None if there are none.
         alone: changes of every head alone, on samples that choose.
     """
-    rows = [] if kept is None else [
-        {"of": "kept heads", "samples": _samples(kept), "value": mean_of(kept),
-         "interval": list(gain_interval(kept, seed=seed))}
+    each = {name: torch.stack([changes[name] for changes in alone]).mean(0) for name in alone[0]}
+    of = {**({"kept heads": kept} if kept else {}), "a head alone": each}
+    rows: list[dict[str, Any]] = [
+        {"of": name, "samples": _samples(changes), "value": mean_of(changes),
+         "interval": list(gain_interval(changes, seed=seed))} for name, changes in of.items()
     ]  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
-    means = torch.zeros(len(alone), RESAMPLES, dtype=torch.float64)
-    for name, first in alone[0].items():
-        chosen = torch.randint(len(first), (RESAMPLES, len(first)), generator=generator)
-        counts = torch.zeros(RESAMPLES, len(first), dtype=torch.float64).scatter_add_(
-            1, chosen, torch.ones_like(chosen, dtype=torch.float64)
-        )
-        means += torch.stack([changes[name] for changes in alone]) @ counts.T / len(first) / len(alone[0])
-    found = torch.tensor([mean_of(changes) for changes in alone], dtype=torch.float64)
-    for words, value, drawn in (
-        ("a head alone", found.mean(), means.mean(0)),
-        ("share that gains", (found > 0).double().mean(), (means > 0).double().mean(0)),
-    ):
-        interval = drawn.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
-        rows.append({"of": words, "samples": _samples(alone[0]), "value": float(value), "interval": interval})
-    return rows
+    share = fmean(mean_of(changes) > 0 for changes in alone)
+    return [*rows, {"of": "share that gains", "samples": _samples(each), "value": share, "interval": None}]
 
 
 def _samples(scores: Scores) -> int:

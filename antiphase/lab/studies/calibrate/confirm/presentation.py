@@ -50,7 +50,8 @@ def likelihood(found: Confirm) -> Table | None:
     rows = []
     for row in found.likelihood:
         spell = (lambda value: f"{POINTS * value:.1f} %") if row.of == "share that gains" else "{:+.5f}".format
-        rows.append([words[row.of], row.samples, spell(row.value), " to ".join(map(spell, row.interval))])
+        interval = " to ".join(map(spell, row.interval)) if row.interval else "–"
+        rows.append([words[row.of], row.samples, spell(row.value), interval])
     columns = [Column("What"), Column("Samples", "integer"), Column("Value"), Column("95 % over samples")]
     return Table(title="Log probability of right labels after mean-centring", columns=columns, rows=rows)
 
