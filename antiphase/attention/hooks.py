@@ -57,7 +57,7 @@ class Transform(Protocol):
 def observed(
     model: PreTrainedModel, observer: Observer, *, once: bool = False, encoder_decoder: bool = False
 ) -> Iterator[None]:
-    """Pass every attention call within the block to ``observer``.
+    """Pass every attention call within the block to ``observer``, but for those that other threads make.
 
     Args:
         once: refuse layers that are called more than once in a forward pass.
@@ -68,15 +68,21 @@ def observed(
         ValueError: attention does not use transformers' interface, or attends to another sequence.
     """
 
+    thread = threading.get_ident()
+
+    def observe(call: AttentionCall, heads: Tensor, weights: Tensor | None) -> None:
+        if threading.get_ident() == thread:
+            observer(call, heads, weights)
+
     def handle(call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         heads, weights = call.own()
-        observer(call, heads, weights)
+        observe(call, heads, weights)
         return heads, weights
 
     if not encoder_decoder:
         refuse_encoder_decoder(model)
     passes = _Passes(model, SequenceState, once=once, anything=encoder_decoder)
-    with _installed(model, handle, passes, observer=observer):
+    with _installed(model, handle, passes, observer=observe):
         yield
 
 
@@ -290,8 +296,13 @@ class _Passes:
         self.shared = dict(enumerate(getattr(model.config, "hybrid_layer_ids", ())))
         """Numbers of Zamba2's layers with attention, by call: they share modules, which have no number."""
         self.number = next(_NUMBERS)
+        self.modules = set(model.modules())
+        """Models may share a configuration, and with it the function."""
         self.signatures = {module: inspect.signature(module.forward) for module in (model, model.base_model)}
         self.here = _Progress()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self.name} cannot be copied while its attention is read or changed; copy it elsewhere")
 
     @torch.compiler.disable
     def before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -362,7 +373,7 @@ class _Reader:
     def __call__(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
-        if self.passes.here.is_paused:
+        if self.passes.here.is_paused or module not in self.passes.modules:
             return self.function(module, query, key, value, attention_mask, **kwargs)
         call, heads, weights = self._handled(module, query, key, value, attention_mask, kwargs)
         return call.finish(heads).contiguous(), weights  # some layers call view on it, as on transformers' own
@@ -371,6 +382,8 @@ class _Reader:
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         """The heads' outputs before further processing by the model's function, and the weights or None."""
+        if module not in self.passes.modules:
+            return self._own(kind_of(module))(module, query, key, value, attention_mask, **kwargs)
         _, heads, weights = self._handled(module, query, key, value, attention_mask, kwargs)
         return heads, weights
 
@@ -404,6 +417,12 @@ class _Reader:
         Raises:
             ValueError: this block should have changed that layer.
         """
+        if inner.module in self.passes.modules:
+            self._bypassed(inner, heads)
+        if isinstance(self.function, _Reader):
+            self.function.bypassed(inner, heads)
+
+    def _bypassed(self, inner: AttentionCall, heads: Tensor) -> None:
         layer, again = self.passes.enter(inner.module, inner.query, inner.kind)
         if self.observer is not None:
             self.observer(replace(inner, layer=layer, forward=self.passes.here.now, is_second_half=again), heads, None)
@@ -412,8 +431,6 @@ class _Reader:
                 f"layer {layer} is changed by two blocks, and the inner one does not start from what the outer one "
                 "computes; change it in one of them"
             )
-        if isinstance(self.function, _Reader):
-            self.function.bypassed(inner, heads)
 
     def _own(self, kind: AttentionKind) -> AttentionFunction:
         """The function that the model would have called, for the heads' outputs."""

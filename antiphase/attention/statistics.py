@@ -16,6 +16,7 @@ from antiphase.attention.calls import AttentionCall, Pairing
 from antiphase.attention.hooks import observed
 from antiphase.attention.own_maps import changes_scores, shares, without_bias
 from antiphase.base.errors import NonFiniteError
+from antiphase.base.modes import evaluation_mode
 from antiphase.base.tables import Shown, Table, columns_of
 from antiphase.ops.statistics import (
     LayerStatistics,
@@ -137,9 +138,9 @@ def attention_statistics(
 ) -> AttentionStatistics:
     """Run the model once and compute attention statistics of every layer (2406.15765, section 3, for sinks).
 
-    The model is unchanged afterwards, even after an error. The two calls of a DiffLlama layer count as one. A layer
-    that changes its scores (soft caps, position biases, sink logits) forms whole maps, one layer at a time; logits are
-    those before such changes.
+    The model runs without dropout, and is unchanged afterwards, even after an error. The two calls of a DiffLlama layer
+    count as one. A layer that changes its scores (soft caps, position biases, sink logits) forms whole maps, one layer
+    at a time; logits are those before such changes.
 
     Of an encoder–decoder, ``model.get_encoder()`` is measured on its text, and ``model.get_decoder()`` with
     ``encoder_hidden_states``, whose attention to these is left out.
@@ -157,12 +158,18 @@ def attention_statistics(
 
     Raises:
         InputError: the model is an encoder–decoder.
-        ValueError: the model does not use transformers' attention interface, attends within windows, or its layers
-            differ in size.
+        ValueError: an input is no tensor (batch, length), there are labels, the model does not use transformers'
+            attention interface, attends within windows, or its layers differ in size.
         NonFiniteError: weights or λ are not finite.
     """
     if not alpha > 0:
         raise ValueError(f"alpha must be above 0, got {alpha}")
+    first = next((given for given in model_inputs.values() if isinstance(given, Tensor)), None)
+    if first is None or first.dim() < 2 or not first.numel() or any(isinstance(v, list) for v in model_inputs.values()):
+        raise ValueError("inputs must be tensors (batch, length) of at least one token, as tokenizer(texts, "
+                         'padding=True, return_tensors="pt") gives')  # fmt: skip
+    if model_inputs.get("labels") is not None:
+        raise ValueError("attention depends on no labels; leave them out")
     real = model_inputs.get("attention_mask")
     if real is not None and real.dim() != 2:
         raise ValueError(f"attention_mask must be (batch, length), got shape {tuple(real.shape)}")
@@ -171,7 +178,7 @@ def attention_statistics(
         model_inputs["use_cache"] = False
     probe = _Probe(model, model_inputs, spans or {}, alpha=alpha, top=top, histogram=histogram)
     reads_other = model_inputs.get("encoder_hidden_states") is not None
-    with observed(model, probe, once=not reads_other, encoder_decoder=reads_other):
+    with evaluation_mode(model), observed(model, probe, once=not reads_other, encoder_decoder=reads_other):
         base(**{name: value.to(model.device) if isinstance(value, Tensor) else value
                 for name, value in model_inputs.items()})  # fmt: skip
     return probe.found()

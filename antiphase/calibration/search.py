@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from antiphase.attention.hooks import refuse_encoder_decoder
 from antiphase.base.errors import InputError
+from antiphase.base.modes import evaluation_mode
 from antiphase.calibration.apply import Calibration, calibrated, installed
 from antiphase.calibration.changes import Scores, changes_of, gain_interval, mean_of, rounding_of
 from antiphase.calibration.head_sensitivity import head_sensitivities
@@ -107,8 +108,8 @@ def scores_of(
     """
     found = {}
     for name, given in samples.items():
-        with torch.no_grad():
-            values = score(model, given).detach().double().cpu()
+        with torch.no_grad(), evaluation_mode(model):
+            values = torch.as_tensor(score(model, given), dtype=torch.float64).detach().cpu()
         if values.shape != (len(given),):
             raise ValueError(
                 f"the score must return one number per sample, {len(given)}, got shape {tuple(values.shape)}"
@@ -304,6 +305,8 @@ def slopes_of(
     for given in samples.values():
         for start in range(0, len(given), SCREENED_AT_ONCE):
             some = given[start : start + SCREENED_AT_ONCE]
-            for head, slope in head_sensitivities(model, every, score, some).items():
+            with evaluation_mode(model):
+                slopes = head_sensitivities(model, every, score, some)
+            for head, slope in slopes.items():
                 total[head] = total.get(head, 0.0) + slope * len(some) / len(given) / len(samples)
     return total

@@ -256,7 +256,6 @@ class AttentionLayer(nn.Module):
             ValueError: both a cache and a context are given, a causal layer gets a context, or the attention function
                 does not fit this layer's form.
         """
-        tokens = hidden_states.shape[:-1]
         query = self._queries(hidden_states)  # (B, maps, N, d)
         if context is None:
             key, value = self._keys(hidden_states), self._maps(self.v_proj(hidden_states))
@@ -267,7 +266,7 @@ class AttentionLayer(nn.Module):
         else:
             key, value = self._keys_of_context(context, past_key_values)
         out, weights = self._attend(query, key, value, attention_mask, hidden_states, **kwargs)
-        out = out.reshape(*tokens, -1)
+        out = out.flatten(2)
         if self.has_output_gate:
             out = out * torch.sigmoid(self.output_gate(hidden_states))
         return self.o_proj(out), weights

@@ -21,6 +21,7 @@ from antiphase.layers.masks import visible_keys
 from antiphase.layers.noise_heads import check_noise_heads, paired
 from antiphase.layers.norm import RMSNorm
 from antiphase.ops.layer import exponential_lambda, v1_step
+from antiphase.ops.shapes import statistics_dtype
 
 VECTORS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
 FORMS = ("exponential", "scalar", "head", "fixed")
@@ -41,7 +42,7 @@ class _LambdaAndNorm(nn.Module):
 
     def _add_lambda(self, width: int) -> None:
         for name in VECTORS:
-            setattr(self, name, nn.Parameter(torch.zeros(width, dtype=torch.float32)))
+            setattr(self, name, nn.Parameter(torch.zeros(width, dtype=statistics_dtype(torch.get_default_dtype()))))
 
     @torch.no_grad()
     def reset_lambda(self) -> None:
@@ -168,7 +169,8 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
         if self._has_vectors:
             self._add_lambda(self.head_dim)
         elif lambda_form != "fixed" and second_map != "none":
-            self.lambda_offset = nn.Parameter(torch.zeros(heads if lambda_form == "head" else 1, dtype=torch.float32))
+            count = heads if lambda_form == "head" else 1
+            self.lambda_offset = nn.Parameter(torch.zeros(count, dtype=statistics_dtype(torch.get_default_dtype())))
         self.head_factor = 1.0 - self.lambda_init if head_scale else 1.0
         self._add_norm_and_gate(
             head_norm=head_norm, output_gate=output_gate, width=2 * self.head_dim, factor=self.head_factor
@@ -216,7 +218,8 @@ class DifferentialAttentionV1(AttentionLayer, _LambdaAndNorm):
             return super().lam()
         if self.lambda_form == "fixed" or self.second_map == "none":
             value = 0.0 if self.second_map == "none" else self.lambda_init
-            return torch.tensor(value, dtype=torch.float32, device=self.q_proj.weight.device)
+            weight = self.q_proj.weight
+            return torch.tensor(value, dtype=statistics_dtype(weight.dtype), device=weight.device)
         learned = self.lambda_offset[:, None] if self.lambda_form == "head" else self.lambda_offset[0]
         return self.lambda_init + learned.to(torch.promote_types(learned.dtype, torch.float32))
 

@@ -106,7 +106,9 @@ class _Layer(nn.Module):
             raise TypeError("give hidden_states alone for self-attention, or hidden_states and context: keys and "
                             "values come from the same tokens, unlike those of nn.MultiheadAttention")  # fmt: skip
         _check_tokens("hidden_states", hidden_states, self.inner.q_proj)
-        if context is not None:
+        if context is None:
+            _check_tokens("without context, hidden_states", hidden_states, self.inner.k_proj)
+        else:
             if len(context) != len(hidden_states):
                 raise ValueError(f"context must have the batch size {len(hidden_states)}, got {len(context)}")
             _check_tokens("context", context, self.inner.k_proj)

@@ -428,7 +428,7 @@ def refuse_unknown(
         named = ", ".join(known.get(name, name) for name in unknown)
         raise ValueError(f"{what} does not support the arguments {named} of {type(layer).__name__}; {otherwise}")
     if kwargs.get("dropout"):
-        raise ValueError("antiphase attention has no dropout on its weights; set attention_dropout to 0")
+        raise ValueError(f"{what} has no dropout on its weights; call model.eval(), or train with attention_dropout=0")
 
 
 def refuse_mixed_texts(kwargs: dict[str, Any], mask: Tensor | None, query: Tensor) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from antiphase.base.errors import InputError
 from antiphase.layers.attention import AttentionLayer, CommonArguments
 from antiphase.layers.lambdas import lambda_init
+from antiphase.ops.shapes import statistics_dtype
 
 
 class SoftmaxAttention(AttentionLayer):
@@ -55,7 +56,7 @@ class SoftmaxAttention(AttentionLayer):
         self.dex_heads, self.dex_steps, self.dex_progress = dex_heads, dex_steps, 1.0
         if dex_heads is not None:
             self.dex_weight = nn.Parameter(torch.zeros(self.head_dim, self.head_dim))
-            self.dex_lambda = nn.Parameter(torch.zeros(1, dtype=torch.float32))
+            self.dex_lambda = nn.Parameter(torch.zeros(1, dtype=statistics_dtype(torch.get_default_dtype())))
 
     @classmethod
     def check(cls, given: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from antiphase.ops.blocks import BlockLayout, QueryBlock, WorkItem, view_as
-from antiphase.ops.shapes import check_real, check_tensors
+from antiphase.ops.shapes import OTHERWISE, check_real, check_tensors
 
 
 def attend(
@@ -117,9 +117,7 @@ def _backward(ctx, grad):  # type: ignore[no-untyped-def]  # torch.library gives
 
 
 def _refuse_backward(ctx, *grads):  # type: ignore[no-untyped-def]  # torch.library gives no types
-    raise RuntimeError(
-        'the blockwise implementation has no second derivatives; use differential_attention(..., impl="reference")'
-    )
+    raise RuntimeError(f"the blockwise implementation has no second derivatives; {OTHERWISE}")
 
 
 blockwise_attention.register_autograd(_backward, setup_context=_setup_context)

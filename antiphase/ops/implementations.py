@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from antiphase.ops.native.library import why_not as why_not_native
+from antiphase.ops.shapes import OTHERWISE
 
 HAS_TRITON = util.find_spec("triton") is not None
 DERIVATIVES = (torch._C._functorch.TransformType.Grad, torch._C._functorch.TransformType.Jvp)
@@ -85,7 +86,7 @@ def refuse_transforms(name: str, *tensors: Tensor) -> None:
     """
     found = transforms_of(*tensors)
     if found is not None:
-        raise ValueError(f'the {name} implementation has no {found}; use differential_attention(..., impl="reference")')
+        raise ValueError(f"the {name} implementation has no {found}; {OTHERWISE}")
 
 
 def transforms_of(*tensors: Tensor) -> str | None:

@@ -16,6 +16,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Dtypes of queries, keys and values."""
 IGNORED_TARGET = -100
 """Target of a position that has no loss, as in PyTorch."""
+OTHERWISE = 'use differential_attention(..., impl="reference"), or a layer with return_weights=True'
+"""What has derivatives of every kind."""
 
 
 class Shapes(NamedTuple):

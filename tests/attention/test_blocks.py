@@ -1,5 +1,7 @@
 """Blocks around a model that is compiled, runs in several threads, or has other blocks around it."""
 
+import copy
+import pickle
 import threading
 
 import pytest
@@ -63,6 +65,45 @@ def test_threads_that_run_one_calibrated_model_at_the_same_time_get_their_own_re
         for thread in threads:
             thread.join()
     torch.testing.assert_close(found, expected)
+
+
+def test_an_observer_sees_no_calls_of_other_threads():
+    model, ids = built("llama"), batch().input_ids
+    expected = antiphase.attention_statistics(model, input_ids=ids)
+
+    def meet(*_):
+        if threading.current_thread() is threading.main_thread():
+            other = threading.Thread(target=torch.no_grad()(lambda: model(input_ids=ids.flip(1))))
+            other.start()
+            other.join()
+
+    model.model.layers[0].register_forward_hook(meet)
+    found = antiphase.attention_statistics(model, input_ids=ids)
+    assert found.layers == expected.layers
+    torch.testing.assert_close(found.received, expected.received, rtol=0, atol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "V1"])
+def test_another_model_with_the_same_configuration_object_is_left_alone(name):
+    model, ids = built(name), batch().input_ids
+    torch.manual_seed(7)
+    other = type(model)(model.config).eval()
+    other.load_state_dict({key: 1.1 * value for key, value in model.state_dict().items()})
+    plain, expected = other(input_ids=ids).logits, calibrated_logits(model, ids)
+    own = calibrated_logits(other, ids)
+    with antiphase.calibrated(model, PLAN):
+        torch.testing.assert_close(other(input_ids=ids).logits, plain, rtol=0, atol=0)
+        torch.testing.assert_close(calibrated_logits(other, ids), own)
+        torch.testing.assert_close(model(input_ids=ids).logits, expected)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
+def test_a_copy_within_a_block_is_refused(copied):
+    model = built("llama")
+    with antiphase.calibrated(model, PLAN), pytest.raises(TypeError, match="cannot be copied while its attention is"):
+        copied(model)
+    copied(model)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import antiphase
 from antiphase.attention.calls import SOFTMAX, AttentionCall
 from antiphase.attention.maps import attention_maps, layer_maps, visible_pairs
 from antiphase.base.errors import InputError
+from support.models import small_llama
 from zoo.architectures import built, texts
 
 BASE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 3}
@@ -201,6 +202,10 @@ def test_a_layer_in_a_model_of_ones_own_shows_its_two_maps(kind):
 
 
 def test_a_model_that_is_none_of_transformers_is_told_what_shows_its_maps(text_tokenizer):
+    with pytest.raises(InputError, match="a tokenizer of transformers is needed, got NoneType"):
+        antiphase.look(small_llama(text_tokenizer), None, "a")
+    with pytest.raises(InputError, match="LlamaForCausalLM is on the meta device, without weights"):
+        antiphase.look(small_llama(text_tokenizer).to("meta"), text_tokenizer, "a")
     with pytest.raises(InputError, match=r"a model of transformers is needed, got Linear; .*layer_maps"):
         antiphase.look(torch.nn.Linear(2, 2), text_tokenizer, "a text")
 

@@ -159,6 +159,33 @@ def test_the_model_is_as_before_also_after_an_error():
     assert torch.equal(model(ids).last_hidden_state, before)
 
 
+def test_a_model_in_training_is_measured_without_dropout_and_every_part_is_in_its_mode_again():
+    model = build(CONFIGS["llama"]())
+    for layer in model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    expected = attention_statistics(model, **inputs_of("none"))
+    model.train()
+    model.layers[0].eval()  # frozen
+    found = attention_statistics(model, **inputs_of("none"))
+    torch.testing.assert_close(found.received, expected.received, rtol=0, atol=0)
+    assert [layer.training for layer in model.layers] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ({}, "must be tensors"), ({"input_ids": [[1, 2]]}, "must be tensors"),
+        ({"input_ids": torch.ones(4, dtype=torch.int64)}, "must be tensors"),
+        ({"input_ids": torch.ones(1, 0, dtype=torch.int64)}, "at least one token"),
+        ({"input_ids": [[1, 2]], "attention_mask": torch.ones(1, 2)}, 'return_tensors="pt"'),
+        ({**inputs_of("none"), "labels": torch.ones(2, N)}, "no labels"),
+    ],
+)  # fmt: skip
+def test_inputs_that_are_no_batch_of_tokens_are_refused(inputs, said):
+    with pytest.raises(ValueError, match=said):
+        attention_statistics(build(CONFIGS["llama"]()), **inputs)
+
+
 def test_unsuitable_models_are_refused_by_name():
     ids = inputs_of("none")["input_ids"]
     small_t5 = hf.T5Config(vocab_size=61, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4)

@@ -94,6 +94,19 @@ def test_planted_heads_are_found_and_the_gain_holds_on_other_samples(model_and_s
         pass
 
 
+def test_a_model_in_training_is_searched_without_dropout(model_and_score):
+    model, score = model_and_score
+    expected = search_calibration(model, score, samples(), layers=[0, 1])
+    model = copy.deepcopy(model).train()
+    for layer in model.model.layers:
+        layer.mlp.register_forward_hook(lambda mlp, _, out: torch.nn.functional.dropout(out, 0.5, mlp.training))
+    found = search_calibration(model, lambda *given: score(*given).tolist(), samples(), layers=[0, 1])
+    assert found.scores == expected.scores
+    assert model.training
+    with pytest.raises(ValueError, match=r"one number per sample, 8, got shape \(\)"):
+        search_calibration(model, lambda *given: 1.0, samples())
+
+
 def test_methods_agree(model_and_score):
     model, score = model_and_score
     plans = {

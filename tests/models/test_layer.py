@@ -117,6 +117,9 @@ def test_tokens_that_do_not_fit_the_weights_are_named(kind):
         layer(x[0], context)
     with pytest.raises(ValueError, match=r"context must have the shape \(batch, tokens, 20\), got \(2, 6, 48\)"):
         layer(x, x)
+    with pytest.raises(ValueError, match=r"without context, hidden_states must have the shape \(batch, tokens, 20\)"):
+        layer(x)
+    assert layer(x[:0], context[:0]).shape == (0, 6, 48)
     for dtype in (torch.float16, torch.bfloat16):
         with torch.autocast("cpu", dtype):
             assert layer(x, context.to(dtype)).dtype == dtype

@@ -293,6 +293,20 @@ def test_a_variant_generates_with_every_cache_and_comes_back_from_its_folder(tin
 
 
 @every_variant
+def test_a_variant_in_fp64_is_loaded_as_it_was_saved(tiny_model, tmp_path, name):
+    kind, fields = VARIANTS[name]
+    model = tiny_model(kind, **fields).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1e-10 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path)
+    again = antiphase.AntiphaseForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
+    assert all(torch.equal(tensor, again.state_dict()[key]) for key, tensor in model.state_dict().items())
+    ids = torch.randint(3, 61, (2, 6))
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=0, atol=1e-11)
+
+
+@every_variant
 def test_a_variant_begins_where_its_published_form_does(tiny_config, name):
     """Equal seeds give equal shared weights, and what is added begins at zero, however the weights are made."""
     kind, fields = VARIANTS[name]

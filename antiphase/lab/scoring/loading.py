@@ -70,6 +70,10 @@ def wrap_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Lo
             f"a model of transformers is needed, got {type(model).__name__}",
             "of a model of your own, antiphase.attention.maps.layer_maps(layer, hidden_states) has a layer's maps",
         )
+    if not callable(tokenizer):
+        raise InputError(f"a tokenizer of transformers is needed, got {type(tokenizer).__name__}")
+    if model.device.type == "meta" and not hasattr(model, "hf_device_map"):
+        raise InputError(f"this {type(model).__name__} is on the meta device, without weights", "load them first")
     check_fixed(tokenizer, "tokenizer")
     return LoadedModel(model.config.name_or_path or type(model).__name__, model, tokenizer, None)
 

@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from antiphase.attention.caches import cache_name
 from antiphase.attention.hooks import unchanged
+from antiphase.base.modes import evaluation_mode
 from antiphase.lab.scoring.lengths import context_length
 from antiphase.lab.scoring.padding import padded, padding
 
@@ -284,15 +285,8 @@ def _lowered(model: PreTrainedModel) -> Iterator[bool]:
 @contextmanager
 def _plain(model: PreTrainedModel) -> Iterator[None]:
     """Turn dropout off within the block, and leave attention as the model computes it."""
-    is_training = model.training
-    if is_training:
-        model.eval()
-    try:
-        with unchanged(model):
-            yield
-    finally:
-        if is_training:
-            model.train()
+    with evaluation_mode(model), unchanged(model):
+        yield
 
 
 def _tokens(model: PreTrainedModel) -> Tensor:

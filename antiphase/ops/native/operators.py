@@ -12,7 +12,7 @@ from torch import Tensor
 
 from antiphase.ops.dispatch import operator
 from antiphase.ops.native.library import BACKWARD, FORWARD, run
-from antiphase.ops.shapes import statistics_dtype
+from antiphase.ops.shapes import OTHERWISE, statistics_dtype
 
 
 def rows(tensor: Tensor) -> Tensor:
@@ -162,9 +162,7 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, 
 
 
 def _refuse_backward(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError(
-        'the native implementation has no second derivatives; use differential_attention(..., impl="reference")'
-    )
+    raise RuntimeError(f"the native implementation has no second derivatives; {OTHERWISE}")
 
 
 torch.library.register_autograd("antiphase::native_attention", _backward, setup_context=_setup_context)

@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 
 from antiphase.ops.dispatch import is_watched, operator
-from antiphase.ops.shapes import Shapes, check_real, check_tensors
+from antiphase.ops.shapes import OTHERWISE, Shapes, check_real, check_tensors
 from antiphase.ops.triton.backward import deltas_kernel, keys_kernel, queries_kernel
 from antiphase.ops.triton.forward import forward_kernel
 
@@ -433,9 +433,7 @@ def _backward(ctx: Any, grad: Tensor | None, *unused: None) -> tuple[Tensor | No
 
 
 def _refuse_backward(ctx: Any, *grads: Tensor) -> None:
-    raise RuntimeError(
-        'the Triton implementation has no second derivatives; use differential_attention(..., impl="reference")'
-    )
+    raise RuntimeError(f"the Triton implementation has no second derivatives; {OTHERWISE}")
 
 
 torch.library.register_autograd("antiphase::triton_attention", _backward, setup_context=_setup_context)

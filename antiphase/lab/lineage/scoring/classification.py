@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from antiphase.base.modes import evaluation_mode
 from antiphase.lab.lineage.data.text_batches import EncodedTexts, sorted_batches
 from antiphase.lab.lineage.results import ClassificationScore
 from antiphase.lab.pages.tables import mean_of_present
@@ -22,15 +23,13 @@ def class_probabilities(model: PreTrainedModel, texts: EncodedTexts) -> Tensor:
     Raises:
         NonFiniteError: logits are not finite.
     """
-    was_training = model.training
-    model.eval()
     found = torch.empty(len(texts), model.config.num_labels)
-    for rows in sorted_batches(texts, TOKENS):
-        ids, mask = (tensor.to(model.device) for tensor in texts.batch(rows))
-        logits = model(input_ids=ids, attention_mask=mask).logits
-        check_logits(logits)
-        found[rows] = logits.float().softmax(-1).cpu()
-    model.train(was_training)
+    with evaluation_mode(model):
+        for rows in sorted_batches(texts, TOKENS):
+            ids, mask = (tensor.to(model.device) for tensor in texts.batch(rows))
+            logits = model(input_ids=ids, attention_mask=mask).logits
+            check_logits(logits)
+            found[rows] = logits.float().softmax(-1).cpu()
     return found
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from antiphase.base.modes import evaluation_mode
 from antiphase.lab.lineage.data.text_batches import EncodedTexts, sorted_batches
 from antiphase.lab.lineage.results import AlignmentAccuracy, SentenceScore
 from antiphase.lab.scoring.lengths import context_length
@@ -31,37 +32,32 @@ def teacher_forced(
     Raises:
         NonFiniteError: a loss is not finite.
     """
-    was_training = model.training
-    model.eval()
     loss = right = count = 0.0
-    for rows in sorted_batches(targets, TOKENS):
-        ids, mask = (tensor.to(model.device) for tensor in sources.batch(rows))
-        labels = targets.labels(rows).to(model.device)
-        logits = model(input_ids=ids, attention_mask=mask, labels=labels).logits.float()
-        real = labels != IGNORED_TARGET
-        loss += float(finite_losses(logits[real], labels[real]).double().sum())
-        known = real if unknown is None else real & (labels != unknown)
-        right += int((logits.argmax(-1) == labels)[known].sum())
-        count += int(real.sum())
-    model.train(was_training)
+    with evaluation_mode(model):
+        for rows in sorted_batches(targets, TOKENS):
+            ids, mask = (tensor.to(model.device) for tensor in sources.batch(rows))
+            labels = targets.labels(rows).to(model.device)
+            logits = model(input_ids=ids, attention_mask=mask, labels=labels).logits.float()
+            real = labels != IGNORED_TARGET
+            loss += float(finite_losses(logits[real], labels[real]).double().sum())
+            known = real if unknown is None else real & (labels != unknown)
+            right += int((logits.argmax(-1) == labels)[known].sum())
+            count += int(real.sum())
     return {"loss": loss / count, "accuracy": right / count}
 
 
 @torch.no_grad()
 def greedy_outputs(model: PreTrainedModel, sources: EncodedTexts, longest: int) -> list[list[int]]:
     """Greedy outputs of the model for each source: token ids up to and including the end token, at most ``longest``."""
-    was_training = model.training
-    model.eval()
+    how = {"max_new_tokens": longest, "max_length": None, "do_sample": False, "num_beams": 1}
     end = model.config.eos_token_id
     found: list[list[int]] = [[] for _ in range(len(sources))]
-    for rows in sorted_batches(sources, TOKENS):
-        ids, mask = (tensor.to(model.device) for tensor in sources.batch(rows))
-        out = model.generate(
-            input_ids=ids, attention_mask=mask, max_new_tokens=longest, max_length=None, do_sample=False, num_beams=1
-        )
-        for row, line in zip(rows, out[:, 1:].tolist(), strict=True):  # the first is the start token
-            found[row] = line[: line.index(end) + 1] if end in line else line
-    model.train(was_training)
+    with evaluation_mode(model):
+        for rows in sorted_batches(sources, TOKENS):
+            ids, mask = (tensor.to(model.device) for tensor in sources.batch(rows))
+            out = model.generate(input_ids=ids, attention_mask=mask, **how)
+            for row, line in zip(rows, out[:, 1:].tolist(), strict=True):  # the first is the start token
+                found[row] = line[: line.index(end) + 1] if end in line else line
     return found
 
 
@@ -130,15 +126,13 @@ def alignment_accuracy(
     Args:
         alignments: alignments of the first texts, which are the ones measured.
     """
-    was_training = model.training
-    model.eval()
     totals: dict[str, Tensor] = {}
-    for row, alignment in enumerate(alignments):
-        ids, labels = (torch.tensor([texts.ids[row]], device=model.device) for texts in (sources, targets))
-        assert ids.shape[1] > max(alignment)  # every word is one token
-        for name, hits in alignment_hits(model.alignment(ids, labels)[:, 0].cpu(), alignment).items():
-            totals[name] = totals[name] + hits if name in totals else hits
-    model.train(was_training)
+    with evaluation_mode(model):
+        for row, alignment in enumerate(alignments):
+            ids, labels = (torch.tensor([texts.ids[row]], device=model.device) for texts in (sources, targets))
+            assert ids.shape[1] > max(alignment)  # every word is one token
+            for name, hits in alignment_hits(model.alignment(ids, labels)[:, 0].cpu(), alignment).items():
+                totals[name] = totals[name] + hits if name in totals else hits
     words = sum(map(len, alignments))
     chance = sum(len(alignment) / len(ids) for alignment, ids in zip(alignments, sources.ids, strict=False))
     same = sum(place == n for alignment in alignments for n, place in enumerate(alignment))

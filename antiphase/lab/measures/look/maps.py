@@ -16,6 +16,7 @@ from antiphase.attention.hooks import is_encoder_decoder
 from antiphase.attention.long_maps import PEAKS, SEGMENTS, SPAN, segment_maps, span_maps
 from antiphase.attention.maps import AttentionMaps, attention_maps
 from antiphase.base.errors import InputError, named, nearest, renamed
+from antiphase.base.modes import evaluation_mode
 from antiphase.base.records import Record
 from antiphase.lab.measures.look import (
     EXACT,
@@ -98,12 +99,8 @@ def look(
         "queries": checked_range("queries", queries), "keys": checked_range("keys", keys)
     }  # fmt: skip
     loaded = wrap_model(model, tokenizer)
-    is_training = model.training
-    model.eval()  # without dropout
-    try:
+    with evaluation_mode(model):
         return maps_of(loaded, text, text_target, length=length, truncate=truncate, **span)
-    finally:
-        model.train(is_training)
 
 
 def maps_of(
@@ -233,7 +230,7 @@ class Maps:
             axes: where to draw; by default in a new figure of pyplot, which a notebook shows.
         """
         weights, one = self.map(layer, head, which), self._layer(layer)
-        title = f"layer {one.layer}, head {head}" + (
+        title = f"layer {one.layer}, head {head % len(one.maps)}" + (
             "" if one.lam is None else f": {which}, λ = {one.lam[self._head(layer, head, len(one.lam))].mean():.2f}"
         )
         shown = weights.masked_fill(~one.visible, torch.nan).numpy()

@@ -31,8 +31,9 @@ def look(text_tokenizer):
 
 
 def test_maps_are_those_of_the_models_own_eager_attention(llama, look, text_tokenizer):
-    maps = look(llama.train())
-    assert llama.training, "dropout is off only while it looks"
+    llama.train().model.layers[1].eval()
+    maps = look(llama)
+    assert [layer.training for layer in llama.model.layers] == [True, False, True], "dropout is off while it looks"
     assert llama.config._attn_implementation == "sdpa"
     ids = text_tokenizer(TEXT, return_tensors="pt")["input_ids"]
     llama.eval().set_attn_implementation("eager")
@@ -41,6 +42,7 @@ def test_maps_are_those_of_the_models_own_eager_attention(llama, look, text_toke
         torch.testing.assert_close(maps[layer], expected[layer][0].detach())
         assert torch.equal(maps[layer, 2], maps[layer][2])
     assert torch.equal(maps[-1, -1], maps[2, 3])
+    assert maps.plot(-1, -1).get_title() == "layer 2, head 3"
     assert len(list(maps)) == 3, "a loop over the layers ends"
     assert maps.tokens == maps.queries == [text_tokenizer.decode([token]) for token in ids[0].tolist()]
     assert repr(maps).startswith("<attention maps of LlamaForCausalLM: 3 layers, 4 heads, ")

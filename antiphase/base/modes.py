@@ -1,0 +1,20 @@
+"""Modes of a module, restored afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Run the block without dropout; afterwards every part is in its own mode again, even after an error."""
+    before = [(one, one.training) for one in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one, was_training in before:
+            one.training = was_training
