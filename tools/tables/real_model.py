@@ -10,7 +10,7 @@ from scipy.stats import pearsonr
 from antiphase.base.records import Record
 from antiphase.lab.pages.summary import main_tables
 from antiphase.lab.statistics.intervals import mean_interval
-from antiphase.lab.studies.calibrate.confirm import PRIMARY, Confirm
+from antiphase.lab.studies.calibrate.confirm import Confirm
 
 RECORDS = Path(__file__).resolve().parents[2] / "records" / "real-model"
 STUDY = RECORDS.parent / "programme" / "f"
@@ -67,9 +67,8 @@ def knocked_out() -> Rows:
 
 
 def confirmed() -> Rows:
-    """What the heads that study F kept gain on its first split; the primary measure by task too."""
-    head, *rows = measured("heads", folder=STUDY)
-    return [head, *(row for row in rows if row[1] == "all" or row[0].startswith(PRIMARY))]
+    """What the heads that study F kept gain on its first split, by measure and task."""
+    return measured("heads", folder=STUDY)
 
 
 def splits() -> Rows:
