@@ -98,6 +98,14 @@ def test_another_model_with_the_same_configuration_object_is_left_alone(name):
         torch.testing.assert_close(model(input_ids=ids).logits, expected)
 
 
+def test_dropout_of_weights_is_refused_with_what_to_do():
+    model = built("llama").train()
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    with pytest.raises(ValueError, match=r"no dropout on its weights; call model.eval\(\)"):
+        calibrated_logits(model, batch().input_ids)
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickle.dumps])
 def test_a_copy_within_a_block_is_refused(copied):
     model = built("llama")
