@@ -17,6 +17,7 @@ from antiphase.attention.hooks import is_encoder_decoder, observed, refuse_other
 from antiphase.attention.interface import REPLACEMENT_PREFIX
 from antiphase.attention.rows import rows_of
 from antiphase.base.errors import NonFiniteError
+from antiphase.base.modes import evaluation_mode
 from antiphase.layers.attention import AttentionLayer
 from antiphase.layers.drop_in import DifferentialAttention, DifferentialAttentionV2
 from antiphase.layers.functions import eager_attention
@@ -87,7 +88,7 @@ def attention_maps(
     if "use_cache" in inspect.signature(base.forward).parameters or hasattr(base.config, "use_cache"):
         arguments["use_cache"] = False
     watch = _Watch(base.get_encoder() if is_pair else None)
-    with _eager(model), observed(model, watch, encoder_decoder=True):
+    with evaluation_mode(model), _eager(model), observed(model, watch, encoder_decoder=True):
         base(**arguments)
     if is_pair and not any(one.part == "encoder" for one in watch.found):
         raise ValueError(f"the encoder of {type(model).__name__} does not use transformers' attention interface")

@@ -55,12 +55,10 @@ def own_maps(call: AttentionCall, heads: Tensor) -> Tensor:
 
     Raises:
         NonFiniteError: weights are not finite.
-        ValueError: the maps do not lead to it, or the layer has no eager function that knows its arguments, drops
-            weights, or attends to hidden keys.
+        ValueError: the maps do not lead to it, or the layer has no eager function that knows its arguments, or attends
+            to hidden keys.
     """
     name = type(call.module).__name__
-    if call.arguments.get("dropout"):
-        raise ValueError(f"{name} drops attention weights at random; call model.eval() first")
     visible = _visible(call)
     query, key, value = (part.to(statistics_dtype(part.dtype)) for part in (call.query, call.key, call.value))
     if not changes_scores(call, "s_aux"):

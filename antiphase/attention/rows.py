@@ -12,6 +12,7 @@ from antiphase.attention.calls import AttentionCall, Pairing
 from antiphase.attention.hooks import observed
 from antiphase.attention.own_maps import changes_scores, shares, without_bias
 from antiphase.base.errors import NonFiniteError
+from antiphase.base.modes import evaluation_mode
 from antiphase.layers.functions import softmax_weights
 from antiphase.ops.reference import softmax_maps
 from antiphase.ops.shapes import Shapes, statistics_dtype
@@ -69,7 +70,7 @@ def attention_rows(model: PreTrainedModel, input_ids: Tensor, positions: Tensor)
         if not call.is_second_half:
             found.append(rows_in(call, heads, positions))
 
-    with observed(model, observe, once=True):
+    with evaluation_mode(model), observed(model, observe, once=True):
         model.base_model(input_ids=input_ids.to(model.device), use_cache=False)
     return found
 

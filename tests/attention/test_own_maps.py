@@ -7,6 +7,8 @@ import torch
 import transformers as hf
 
 from antiphase.attention import own_maps
+from antiphase.attention.maps import attention_maps
+from antiphase.attention.rows import attention_rows
 from antiphase.attention.statistics import attention_statistics
 from antiphase.base.errors import InputError
 from support.models import randomize
@@ -195,7 +197,16 @@ def test_keys_that_a_layer_chooses_for_eager_attention_only_are_not_forgotten():
         attention_statistics(model, **inputs_of("deepseek_v32"))
 
 
-def test_weights_that_are_dropped_at_random_are_refused():
-    model = built(MEASURED["t5's encoder"]).train()
-    with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
-        attention_statistics(model, **inputs_of("t5"))
+def test_a_model_in_training_drops_no_weights_where_it_is_measured():
+    model, inputs = built(MEASURED["t5's encoder"]), inputs_of("t5")
+    assert model.config.dropout_rate > 0
+    alone = inputs["input_ids"][:1]
+
+    def measured():
+        row, whole = attention_rows(model, alone, torch.tensor([[3]]))[1], attention_maps(model, alone)[1]
+        return attention_statistics(model, **inputs).received, row.weights(), whole.weights()
+
+    expected = measured()
+    model.train()
+    torch.testing.assert_close(measured(), expected, rtol=0, atol=0)
+    assert model.training
