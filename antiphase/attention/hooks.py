@@ -57,7 +57,8 @@ class Transform(Protocol):
 def observed(
     model: PreTrainedModel, observer: Observer, *, once: bool = False, encoder_decoder: bool = False
 ) -> Iterator[None]:
-    """Pass every attention call within the block to ``observer``, but for those that other threads make.
+    """Pass every attention call within the block to ``observer``, but for those that other threads make, and those of
+    layers that replace others within it.
 
     Args:
         once: refuse layers that are called more than once in a forward pass.
@@ -404,7 +405,7 @@ class _Reader:
         call = AttentionCall(
             module, layer, kind, query, key, value, attention_mask, kwargs, own, self.passes.here.now, again
         )
-        outer = self.function if isinstance(self.function, _Reader) else None
+        outer = self._outer(module)
         before = outer.passes.here.calls if outer is not None else 0
         heads, weights = self.handle(call)
         if outer is not None and outer.passes.here.calls == before:
@@ -417,12 +418,6 @@ class _Reader:
         Raises:
             ValueError: this block should have changed that layer.
         """
-        if inner.module in self.passes.modules:
-            self._bypassed(inner, heads)
-        if isinstance(self.function, _Reader):
-            self.function.bypassed(inner, heads)
-
-    def _bypassed(self, inner: AttentionCall, heads: Tensor) -> None:
         layer, again = self.passes.enter(inner.module, inner.query, inner.kind)
         if self.observer is not None:
             self.observer(replace(inner, layer=layer, forward=self.passes.here.now, is_second_half=again), heads, None)
@@ -431,6 +426,17 @@ class _Reader:
                 f"layer {layer} is changed by two blocks, and the inner one does not start from what the outer one "
                 "computes; change it in one of them"
             )
+        if (outer := self._outer(inner.module)) is not None:
+            outer.bypassed(inner, heads)
+
+    def _outer(self, module: nn.Module) -> _Reader | None:
+        """The next outer block around the module's model; between them may be blocks of models that share its
+        configuration.
+        """
+        outer = self.function
+        while isinstance(outer, _Reader) and module not in outer.passes.modules:
+            outer = outer.function
+        return outer if isinstance(outer, _Reader) else None
 
     def _own(self, kind: AttentionKind) -> AttentionFunction:
         """The function that the model would have called, for the heads' outputs."""

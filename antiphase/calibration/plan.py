@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from antiphase.attention.hooks import observed, refuse_encoder_decoder
 from antiphase.base.errors import InputError, brief, nearest
 from antiphase.base.files import read_json
+from antiphase.base.modes import evaluation_mode
 from antiphase.base.records import write_atomically
 from antiphase.base.tables import Shown, Table, columns_of
 
@@ -155,7 +156,10 @@ def heads_by_layer(model: PreTrainedModel) -> dict[int, int]:
     if not getattr(model.config.get_text_config(), "num_attention_heads", 0):
         return found
     ids = torch.zeros(1, 2, dtype=torch.int64, device=model.device)
-    with torch.no_grad(), observed(model, lambda call, *_: found.update({call.layer: call.query.shape[1]})):
+    with (
+        torch.no_grad(), evaluation_mode(model),
+        observed(model, lambda call, *_: found.update({call.layer: call.query.shape[1]})),
+    ):  # fmt: skip
         model(input_ids=ids)
     return found
 

@@ -54,6 +54,8 @@ TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*", "*.model",
 )  # fmt: skip
 """Files that are copied too, with those that the tokenizer writes when it is saved, unless another one is given."""
+RUNS = ("run.yaml", "source-run.yaml")
+"""Settings of the run that wrote a folder, and of the run behind a converted one."""
 SOURCE = "source"
 KEPT = set(AttendingPreTrainedModel._keep_in_fp32_modules_strict)
 """Parameters that keep their dtype."""
@@ -156,12 +158,14 @@ class Checkpoint:
         return None if self.given is None else load_tokenizer(self.given, field="tokenizer")
 
     def copy_files(self, folder: Path) -> None:
-        """Write the tokenizer and the generation settings, as they are if they lie beside the model."""
+        """Write the tokenizer and the generation settings, as they are if they lie beside the model, and its run's."""
         if self.given is not None and self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
         for path in self._copied():
             (folder / path).parent.mkdir(exist_ok=True)
             shutil.copy2(self.folder / path, folder / path)
+        if (run := run_behind(self.folder)) is not None:
+            shutil.copyfile(run, folder / RUNS[1])
 
     def _copied(self) -> set[Path]:
         """Files that belong to the result, relative to the folder; none of its tokenizer if another one is given."""
@@ -297,6 +301,11 @@ def convert(
         if to == "antiphase" or is_gguf(source):
             write_model_card(model, folder, portable=portable, trained=trained, source=source)
     return config
+
+
+def run_behind(folder: Path) -> Path | None:
+    """The settings of the run that trained a folder's weights, also before a conversion; None: no run is known."""
+    return next((path for name in RUNS if (path := folder / name).is_file()), None)
 
 
 def _training_record(source: str) -> Record | None:

@@ -38,7 +38,8 @@ def phi4_flash_attention(folder: str, layer: int) -> DifferentialAttentionV1:
     found = local_folder(folder, "source")
     config = {} if found is None else read_json(found / "config.json", "source", "download the model once more")
     if found is None or config.get("model_type") != "phi4flash" or config.get("mb_per_layer", 2) != 2:
-        raise InputError("this is no folder of a Phi-4-mini-flash model", field="source", path=folder)
+        remedy = "give that of a downloaded microsoft/Phi-4-mini-flash-reasoning"
+        raise InputError("this is no folder of a Phi-4-mini-flash model", remedy, field="source", path=folder)
     check_counts({name: config.get(name) for name in COUNTS}, COUNTS)
     hidden, maps, key_maps, layers, window = (config[name] for name in COUNTS)
     full = layers // 2 + 1

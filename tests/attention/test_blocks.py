@@ -9,6 +9,7 @@ import torch
 from transformers import AttentionInterface
 
 import antiphase
+from antiphase.attention.hooks import observed
 from antiphase.attention.interface import REPLACEMENT_PREFIX
 from antiphase.attention.maps import attention_maps
 from antiphase.calibration.plan import CalibrationPlan
@@ -96,6 +97,30 @@ def test_another_model_with_the_same_configuration_object_is_left_alone(name):
         torch.testing.assert_close(other(input_ids=ids).logits, plain, rtol=0, atol=0)
         torch.testing.assert_close(calibrated_logits(other, ids), own)
         torch.testing.assert_close(model(input_ids=ids).logits, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["llama", "V1"])
+def test_blocks_around_a_block_of_a_model_that_shares_the_configuration_object_still_nest(name):
+    model, ids = built(name), batch().input_ids
+    other = type(model)(model.config).eval()
+
+    def seen(calls):
+        return observed(model, lambda call, *_: calls.append(call.layer))
+
+    with antiphase.calibrated(model, PLAN):
+        expected = antiphase.attention_statistics(model, input_ids=ids)
+        with antiphase.calibrated(other, PLAN):
+            found = antiphase.attention_statistics(model, input_ids=ids)
+    torch.testing.assert_close(found.received, expected.received, rtol=0, atol=0)
+    outer, inner = [], []
+    with seen(outer), antiphase.calibrated(other, PLAN), seen(inner):
+        model(input_ids=ids)
+    assert outer == inner == list(range(model.config.num_hidden_layers))
+    outer.clear()
+    with seen(outer), antiphase.calibrated(other, PLAN), antiphase.calibrated(model, PLAN):
+        model(input_ids=ids)
+    assert outer == inner
 
 
 def test_dropout_of_weights_is_refused_with_what_to_do():

@@ -9,7 +9,7 @@ import transformers as hf
 
 from antiphase.base.errors import InputError
 from antiphase.calibration import CalibrationPlan, calibrated
-from antiphase.calibration.plan import fingerprint
+from antiphase.calibration.plan import fingerprint, heads_by_layer
 
 
 def build(name):
@@ -17,6 +17,13 @@ def build(name):
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "vocab_size": 61}
     config = hf.GPT2Config(**sizes) if name == "gpt2" else hf.LlamaConfig(**sizes, intermediate_size=48)
     return hf.AutoModelForCausalLM.from_config(config)
+
+
+def test_the_heads_of_a_model_in_training_are_counted_as_if_it_were_not():
+    sizes = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 32, "ffn_dim": 48, "vocab_size": 61}
+    model = hf.OPTForCausalLM(hf.OPTConfig(**sizes, word_embed_proj_dim=32, layerdrop=1.0)).train()
+    assert heads_by_layer(model) == {0: 4, 1: 4, 2: 4}
+    assert model.training
 
 
 def test_a_plan_comes_back_as_it_was_with_whole_numbers(tmp_path):

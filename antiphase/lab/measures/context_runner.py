@@ -269,8 +269,8 @@ class Texts:
         name = named(field, loaded.name)
         if loaded.settings is not None and loaded.settings.data.source == "synthetic":
             raise InputError(f"{name} has only the vocabulary of the synthetic task, and this is text")
-        if loaded.settings is not None and self.measured is not None:
-            tell_of_training_text(loaded.settings.data, self.measured, loaded.name, self.say)
+        if self.measured is not None:
+            tell_of_training_text(loaded.name, self.measured, self.say, field=field)
         for contexts in self.cells.values():
             limit = self.measuring.longest
             prompts_of(loaded.model, loaded.tokenizer, contexts, name, chat=loaded.chat, limit=limit)

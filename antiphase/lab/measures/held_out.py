@@ -18,6 +18,7 @@ from antiphase.lab.text.packing import pack
 from antiphase.lab.text.prepare import PreparedData, check_task, is_cache, seen_text
 from antiphase.lab.text.prepare import prepare as prepare_data
 from antiphase.lab.text.tokenization import opening_of_text
+from antiphase.lab.training.run_folder import runs_behind
 
 FOREIGN_LENGTH = 512
 """Sequence length in tokens for a model that was not trained here, if ``--length`` is not given."""
@@ -91,8 +92,7 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
         return cut
     paths, text_field = list(asked.paths), asked.text_field
     settings = replace(settings, source="text", paths=[], validation=paths, text_field=text_field)
-    if loaded.settings is not None:
-        tell_of_training_text(trained, settings, loaded.name, say)
+    tell_of_training_text(loaded.name, settings, say)
     opening = opening_of_text(loaded.tokenizer)
     if settings.sequence_length <= len(opening):
         raise InputError(f"--length {settings.sequence_length} has no room for text; raise it")
@@ -105,23 +105,24 @@ def data_for(loaded: LoadedModel, asked: HeldOutSettings, output: Path, say: Cal
 
 
 def tell_of_training_text(
-    trained: DataSettings, measured: DataSettings, name: str, say: Callable[[str], None]
+    name: str, measured: DataSettings, say: Callable[[str], None], *, field: str = "model"
 ) -> None:  # fmt: skip
     """Say if a text is one that the model was trained on and that is still there: its loss is no held-out loss.
 
     Args:
         measured: its ``validation`` is read, or where it names none what it holds out of ``paths``.
     """
-    parts = [(one.paths, one.validation, one.validation_share, one.text_field) for one in (trained, measured)]
-    if parts[0] == parts[1]:  # two models of one study
-        return
     paths = measured.validation or measured.paths
-    known = [path for path in trained.paths if Path(path).expanduser().exists()]
     trained_on = f"what {name} was trained on"
-    with renamed({"validation": "data", "data": trained_on}):
-        found = seen_text(known, paths, field=trained_on)
-    if found:
-        say(worded(f"{found[0]}; this measures text that was trained on"))
+    for _, run in runs_behind(name, field=field):
+        parts = [(one.paths, one.validation, one.validation_share, one.text_field) for one in (run.data, measured)]
+        if parts[0] == parts[1]:  # two models of one study
+            continue
+        known = [path for path in run.data.paths if Path(path).expanduser().exists()]
+        with renamed({"validation": "data", "data": trained_on}):
+            found = seen_text(known, paths, field=trained_on)
+        if found:
+            say(worded(f"{found[0]}; this measures text that was trained on"))
 
 
 def _cut(data: PreparedData, settings: DataSettings, name: str) -> PreparedData:

@@ -27,7 +27,6 @@ from antiphase.lab.scoring.lengths import positions_of
 from antiphase.lab.scoring.loading import LoadedModel, load_model, openings_of, origins, refused_by_model
 from antiphase.lab.settings.flags import Settings
 from antiphase.lab.settings.naming import naming
-from antiphase.lab.settings.presets import kept_run
 from antiphase.lab.text.prepare import PreparedData
 from antiphase.lab.text.tokenization import opening_of_text
 from antiphase.lab.training.device import loading_options
@@ -84,9 +83,7 @@ def evaluate(
         if isinstance(data, PreparedData):
             for name in others:
                 _check_other(loaded, name, data.settings.sequence_length)
-                if (Path(name) / "run.yaml").is_file():
-                    trained = kept_run(Path(name) / "run.yaml", field="against").data
-                    tell_of_training_text(trained, data.settings, name, say)
+                tell_of_training_text(name, data.settings, say, field="against")
         journal.begin()
         say(f"measuring {measurement.name}")
         parts, count = Parts(report, journal), 1 + len(others)

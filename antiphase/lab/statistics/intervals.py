@@ -36,7 +36,7 @@ def share_interval(shares: Sequence[float], samples: int) -> tuple[float, float]
     samples of one.
     """
     found = mean_interval(shares)
-    if found is None or found[0] == found[1]:
+    if found is None or len(set(shares)) == 1:
         return wilson_interval(round(shares[0] * samples), samples)
     return max(0.0, found[0]), min(1.0, found[1])
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from antiphase.base.errors import InputError, named, renamed
-from antiphase.lab.settings.presets import ModelSettings, RunSettings, kept_run, parse_override
+from antiphase.lab.settings.presets import ModelSettings, RunSettings, parse_override
 from antiphase.lab.text.files import HUB_NAME
 from antiphase.lab.text.prepare import seen_text
-from antiphase.lab.training.run_folder import SETTINGS
+from antiphase.lab.training.run_folder import runs_behind
 from antiphase.lab.training.run_model import STRUCTURE
 from antiphase.models.block_fields import ROTATED
 from antiphase.models.checkpoints import Checkpoint
@@ -91,11 +91,10 @@ def check_unseen(run: RunSettings) -> None:
     Raises:
         InputError: it was.
     """
-    data, start = run.data, run.training.start_from
-    if data.source != "text":
+    data = run.data
+    if data.source != "text" or run.training.start_from is None:
         return
-    while start is not None and (path := Path(start) / SETTINGS).is_file():
-        before = kept_run(path, field="training.start_from")
+    for start, before in runs_behind(run.training.start_from, field="training.start_from"):
         trained = before.data
         split = ("paths", "validation_share", "sequence_length", "validation")
         is_same_split = all(getattr(trained, name) == getattr(data, name) for name in split)
@@ -108,7 +107,19 @@ def check_unseen(run: RunSettings) -> None:
                     f"{named} {found[0]}: that model was trained on it{share}; give --validation text on which it was "
                     "not trained"
                 )
-        start = before.training.start_from
+
+
+def repeated_batches(run: RunSettings) -> list[str]:
+    """In words, that a run reads again what its start was trained on: the seed chooses the order of the same text."""
+    first, same = run.training.start_from, ("source", "paths", "sequence_length")
+    for start, before in () if first is None else runs_behind(first, field="training.start_from"):
+        is_same = all(getattr(before.data, name) == getattr(run.data, name) for name in same)
+        if is_same and before.training.seed == run.training.seed:
+            return [
+                f"the batches of {start} come again, in the same order, because training.seed ({run.training.seed}) "
+                "is its too; give another"
+            ]
+    return []
 
 
 def _is_there(text: str) -> bool:

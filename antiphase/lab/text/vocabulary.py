@@ -42,6 +42,9 @@ def tokenizer_for(settings: DataSettings, cache: Path, progress: Callable[[str],
     what = [content, settings.vocabulary_size, digits, *_task_shares(settings).items()]
     if repeated := _repeated_share(settings):
         what.append(repeated)
+    shares = [settings.needle_share, settings.label_share]
+    if any(0 < share < SMALLEST_TASK_SHARE for share in shares):  # the text's share is what they leave, not the floor
+        what += shares
     size = _size(settings)
     is_sampled = size is None or size > settings.vocabulary_sample
     if is_sampled:

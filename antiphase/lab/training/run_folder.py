@@ -21,8 +21,9 @@ from antiphase.lab.settings.presets import RunSettings, kept_run, to_yaml
 from antiphase.lab.training.checkpoint import AFRESH, Progress
 from antiphase.lab.training.checkpoint import FOLDER as CHECKPOINTS
 from antiphase.lab.training.divergence import Divergence
+from antiphase.models.checkpoints import RUNS, run_behind
 
-SETTINGS = "run.yaml"
+SETTINGS = RUNS[0]
 METRICS = "metrics.jsonl"
 CURVE = "curve.json"
 """Evaluations so far, for monitoring; a resumed run reads them from its checkpoint instead."""
@@ -51,6 +52,21 @@ def check_run(folder: Path, settings: RunSettings, *, resume: bool) -> None:
     if RUN.begun(folder, resume=resume):
         before = kept_run(folder / SETTINGS, field="output")
         RUN.check_same(folder, dotted(asdict(before)), dotted(asdict(settings)))
+
+
+def runs_behind(folder: str, *, field: str) -> Iterator[tuple[str, RunSettings]]:
+    """The runs that trained a folder's weights, each with its folder, from the last on, as far as they are known.
+
+    A conversion keeps its source's run; a run names the folder that it started from.
+
+    Raises:
+        InputError: the settings of one cannot be read; ``field`` gave the folder.
+    """
+    start: str | None = folder
+    while start is not None and (path := run_behind(Path(start))) is not None:
+        run = kept_run(path, field=field)
+        yield start, run
+        start = run.training.start_from
 
 
 def run_digest(folder: Path) -> str:

@@ -108,7 +108,7 @@ def weight_files(folder: Path, name: str, field: str, *, whole: str = WHOLE) -> 
     elif (folder / INDEX).is_file():
         listed = _listed_in(folder / INDEX, field)
         if missing := sorted(set(listed.values()) - {path.name for path in paths}):
-            raise InputError(f"{place} lacks {missing[0]}, which its {INDEX} names")
+            raise InputError(f"{place} lacks {missing[0]}, which its {INDEX} names", "download or copy it again")
         paths = [path for path in paths if path.name in listed.values()]
     if not paths:
         pickled = [path.name for end in PICKLED for path in sorted(folder.glob(f"*.{end}"))]
@@ -127,7 +127,7 @@ def weight_files(folder: Path, name: str, field: str, *, whole: str = WHOLE) -> 
         except (SafetensorError, OSError) as error:
             raise InputError(f"{place}: {path.name} is damaged ({one_line(error)})", "copy or save it again") from None
     if lacking := sorted(tensor for tensor in listed if tensor not in shapes and not tensor.endswith(REBUILT)):
-        raise InputError(f"{place} lacks the tensor {lacking[0]}, which its {INDEX} names")
+        raise InputError(f"{place} lacks the tensor {lacking[0]}, which its {INDEX} names", "download or copy it again")
     return WeightFiles(tuple(paths), shapes, dtypes, places)
 
 

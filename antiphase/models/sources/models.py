@@ -83,7 +83,7 @@ def _check_type(tree: Mapping[str, Any], name: str, field: str) -> None:
         raise InputError("this is a model of diff-mlx", "run antiphase convert first", field=field, path=name)
     if not isinstance(kind, str) or kind in CONFIG_MAPPING:
         return
-    remedy = "code that lies beside a model is never run here" if "auto_map" in tree else ""
+    remedy = "code that lies beside a model is never run here" if "auto_map" in tree else "a newer one may"
     if kind == "phi4flash":
         remedy = "its attention layers alone can be read, by phi4_flash_attention of antiphase.models.phi4_flash"
     raise InputError(
@@ -182,7 +182,8 @@ def _compare(shell: PreTrainedModel, found: int, place: str, told: str) -> None:
     asked = sum(weight.numel() for weight in shell.parameters())
     if asked > PACKED * (found + 1):
         raise InputError(
-            f"{place} is no whole model: its {told} asks for {asked:,} weights, and its files hold {found:,}"
+            f"{place} is no whole model: its {told} asks for {asked:,} weights, and its files hold {found:,}",
+            "download or copy it again",
         )
 
 

@@ -18,6 +18,7 @@ from antiphase.lab.settings.presets import load_preset
 from antiphase.lab.studies.training_run import train_run
 from antiphase.lab.text.prepare import prepare
 from antiphase.lab.text.tokenization import PAGE_OPENING
+from antiphase.models.checkpoints import convert
 
 TRAINED = 210
 
@@ -95,6 +96,9 @@ def test_text_that_was_trained_on_is_called_so(tmp_path, run):
         said = []
         data_for(loaded, TextSettings(name=str(folder), paths=[path], length=64), tmp_path / "out", said.append)
         assert any("this measures text that was trained on" in message for message in said) is told
+    convert(str(folder), tmp_path / "rounded", dtype="bfloat16")
+    tell_of_training_text(str(tmp_path / "rounded"), replace(settings.data, paths=[], validation=[book]), said.append)
+    assert "this measures text that was trained on" in said[-1]
 
 
 def test_text_that_a_compared_model_was_trained_on_is_called_so(tmp_path, run):
@@ -107,5 +111,5 @@ def test_text_that_a_compared_model_was_trained_on_is_called_so(tmp_path, run):
         (own, False), (replace(own, validation_share=0.3), True), (replace(own, paths=[other]), False),
     ):  # fmt: skip
         said = []
-        tell_of_training_text(own, measured, str(folder), said.append)
+        tell_of_training_text(str(folder), measured, said.append)
         assert any("this measures text that was trained on" in message for message in said) is told

@@ -14,6 +14,7 @@ from antiphase.lab.statistics.intervals import (
     mcnemar,
     mean_interval,
     paired_interval,
+    share_interval,
     slope_interval,
     wilson_interval,
 )
@@ -31,6 +32,14 @@ from antiphase.lab.statistics.intervals import (
 )
 def test_wilson_equals_published_values(successes, trials, low, high):
     assert wilson_interval(successes, trials) == pytest.approx((low, high), abs=6e-5)
+
+
+@pytest.mark.parametrize("seeds", [1, 3, 5, 8])
+def test_equal_shares_have_the_interval_of_one_whatever_their_mean_rounds_to(seeds):
+    for right in range(101):
+        assert share_interval([right / 100] * seeds, 100) == wilson_interval(right, 100)
+    low, high = share_interval([0.2, 0.3, 0.4], 100)
+    assert (low, high) == pytest.approx(mean_interval([0.2, 0.3, 0.4]))
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 1), (1, 1), (3, 7), (250, 2000), (2000, 2000)])

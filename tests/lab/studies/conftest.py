@@ -19,7 +19,7 @@ def calibration_model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     tokenizer = train_tokenizer(ROWS * 3 + ["Review: Sentiment: negative positive"] * 9, 300)
     (folder / "data.txt").write_text("\n".join(ROWS) + "\n")
-    (folder / "task.yaml").write_text(yaml.safe_dump({"template": "cr", "data": "data.txt"}))
+    (folder / "task.yaml").write_text(yaml.safe_dump({"template": "cr", "name": "cr", "data": "data.txt"}))
     torch.manual_seed(0)
     model = small_llama(
         tokenizer, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,

@@ -112,23 +112,23 @@ def test_copies_do_not_judge(antiphase, tmp_path):
     code, out, _ = antiphase(f"calibrate search model {words} --output s")
     assert code == 0
     found = values(tmp_path / "s")
-    copies = found["left_out"]["cr"]
+    copies = found["left_out"]["twice"]
     assert copies > 0
     assert (
-        f"cr: {copies} of 34 held-out samples are copies of samples that choose heads, or of each other, and"
+        f"twice: {copies} of 34 held-out samples are copies of samples that choose heads, or of each other, and"
         in " ".join(out.split())
     )
-    assert f"judge nothing: {copies} of cr." in " ".join(out.split())
+    assert f"judge nothing: {copies} of twice." in " ".join(out.split())
     samples = load_task(str(tmp_path / "twice.yaml"), tokenizer_of(tmp_path), samples=48).samples
-    chosen = {hash_of_sample(samples[i]) for i in found["search_samples"]["cr"]}
+    chosen = {hash_of_sample(samples[i]) for i in found["search_samples"]["twice"]}
     others = list({hash_of_sample(one): one for one in samples if hash_of_sample(one) not in chosen}.values())
     assert copies == 34 - len(others)
     right = sum(score_samples(LlamaForCausalLM.from_pretrained(tmp_path / "model").eval(), others).tolist())
     assert found["held_out_before"] == pytest.approx(right / len(others))
-    assert found["measures"]["cr"]["accuracy"] == pytest.approx(right / len(others))
+    assert found["measures"]["twice"]["accuracy"] == pytest.approx(right / len(others))
     assert antiphase(f"calibrate study model {words} --only beta --output t")[0] == 0
-    assert values(tmp_path / "t")["left_out"]["cr"] == copies
-    assert f"judge nothing: {copies} of cr." in (tmp_path / "t" / "report.html").read_text()
+    assert values(tmp_path / "t")["left_out"]["twice"] == copies
+    assert f"judge nothing: {copies} of twice." in (tmp_path / "t" / "report.html").read_text()
     assert antiphase(f"calibrate study model {words} --score probability --only heads --output h")[0] == 0
     rows = values(tmp_path / "h")["heads"]["rows"]
     assert max(row["improved"] + row["worsened"] for row in rows) == 24  # of 48 samples, each text once
@@ -362,8 +362,8 @@ def test_tasks_at_chance_are_not_searched(antiphase, refused, tmp_path):
     (tmp_path / "noise.txt").write_text("".join(f"{i % 2} the log {i}\n" for i in range(24)))
     (tmp_path / "noise.yaml").write_text(yaml.safe_dump({"template": "mpqa", "data": "noise.txt"}))
     words = "model --task noise.yaml --samples 24 --output s"
-    refused(r"is not shown to be better than chance \(mpqa: ", f"calibrate search {words}")
-    refused("--task mpqa: .* % of 24 samples is not shown to be above chance", f"calibrate study {words}")
+    refused(r"is not shown to be better than chance \(noise: ", f"calibrate search {words}")
+    refused("--task noise: .* % of 24 samples is not shown to be above chance", f"calibrate study {words}")
     assert antiphase(f"{SEARCH} --task noise.yaml --output s")[0] == 0
     assert [row["above_chance"] for row in values(tmp_path / "s")["tasks"]] == [True, False]
     assert values(tmp_path / "s")["samples"] == {"cr": 24}

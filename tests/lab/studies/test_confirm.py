@@ -261,6 +261,25 @@ def test_evaluations_of_other_heads_or_samples_have_other_names(calibration_mode
     assert len({confirming.key_of(*setting) for setting in settings}) == len(settings)
 
 
+def test_a_label_that_is_alone_has_no_area_under_the_curve():
+    """Neither in a task nor where samples are drawn again, in which a rare label may be missing."""
+    rare, alone = planted(60, moved=0, favour=0.0), planted(40, moved=0, favour=0.0)
+    numbers = [0, *range(1, 60, 2)]  # one of the first label, answered wrong, and all of the second
+    before, after = (found.part(numbers) for found in rare)
+    after = replace(after, scores=before.scores.clone())
+    after.scores[0] = -after.scores[0]
+    pairs = {
+        "rare": (before, after), "alone": tuple(found.part(range(0, 40, 2)) for found in alone),
+    }  # fmt: skip
+    _, secondary = outcomes(pairs, ["rare", "alone"], seed=0)
+    rows = {row["task"]: row for row in secondary if row["measure"] == "AUC"}
+    assert rows.keys() == {None, "rare"}
+    assert rows[None]["samples"] == len(numbers)
+    assert rows["rare"]["gain_interval"][0] > 0
+    _, secondary = outcomes(pairs, ["alone"], seed=0)
+    assert [row["task"] for row in secondary if row["measure"] == "AUC"] == ["rare"]
+
+
 def test_tasks_outside_of_the_primary_measure_are_secondary():
     pairs = {"a": planted(100, moved=0, favour=0.0), "also": planted(100, moved=20, favour=0.0)}
     primary, secondary = outcomes(pairs, ["a"], seed=0)
@@ -293,9 +312,9 @@ def test_texts_that_chose_heads_do_not_judge(antiphase, tmp_path, same):
     words = CONFIRM.replace("--task task.yaml --also shown.yaml --samples 24", "--task twice.yaml --samples 48")
     assert antiphase(f"{words.replace('--held-out 0.5', '--held-out 0.8')} --output s")[0] == 0
     found = values(tmp_path / "s")
-    assert found["dropped"]["cr"] > 0
+    assert found["dropped"]["twice"] > 0
     (judged,) = found["tasks"][:1]
-    assert found["searched"]["cr"] + found["dropped"]["cr"] + judged["samples"] == 48
+    assert found["searched"]["twice"] + found["dropped"]["twice"] + judged["samples"] == 48
     assert judged["samples"] < 24  # of 24 texts, each once, without those that chose
     assert judged["chance"] * judged["samples"] == pytest.approx(round(judged["chance"] * judged["samples"]))
 
@@ -334,6 +353,8 @@ def test_bad_requests(refused, tmp_path):
     )
     refused("--task choice: its samples have no labels in common", f"{CONFIRM} --task choice.yaml --output s")
     refused("--also must not name a file of --task", f"{CONFIRM} --also task.yaml --output s")
+    (tmp_path / "same.yaml").write_bytes((tmp_path / "task.yaml").read_bytes())
+    refused("same.yaml: another task is called 'cr' too; give it", f"{CONFIRM} --also same.yaml --output s")
     refused("--mode must be paper or prompt", f"{CONFIRM} --mode running --output s")
     refused("--least-sinks: no head has a sink in so many prompts", f"{CONFIRM} --alpha 50 --output s")
     refused("--least-sinks must lie between 0 and 1", f"{CONFIRM} --least-sinks 2 --output s")

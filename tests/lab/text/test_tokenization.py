@@ -201,6 +201,16 @@ def test_a_tokenizer_is_made_for_every_share_of_repeated_tokens_that_counts(tmp_
     assert len(list(tmp_path.glob("tokenizer-*"))) == 3
 
 
+def test_a_cached_tokenizer_is_that_of_the_mixture_also_where_a_share_is_below_the_floor(tmp_path, book):
+    settings = DataSettings(source="text", sequence_length=64, vocabulary_size=400, paths=[str(book)])
+    made = [
+        tokenizer_for(replace(settings, needle_share=share), tmp_path / cache, lambda message: None).get_vocab()
+        for cache, share in (("shared", 0.02), ("shared", 0.24), ("own", 0.24))
+    ]
+    assert made[1] == made[2]
+    assert len(list((tmp_path / "shared").glob("tokenizer-*"))) == 2
+
+
 @pytest.mark.parametrize("size", [-1, 0, 257])
 def test_a_vocabulary_without_room_for_all_bytes_is_refused(size):
     with pytest.raises(InputError, match=rf"data\.vocabulary_size must be at least 258.*got {size}"):

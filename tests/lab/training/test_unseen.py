@@ -7,8 +7,10 @@ import pytest
 
 from antiphase.base.errors import InputError
 from antiphase.lab.settings.presets import load_preset, to_yaml
-from antiphase.lab.studies.started import check_unseen, overrides_from
+from antiphase.lab.studies.started import check_unseen, overrides_from, repeated_batches
 from antiphase.lab.studies.training_run import train_run
+from antiphase.lab.training.run_folder import runs_behind
+from antiphase.models.checkpoints import convert
 
 
 @pytest.fixture
@@ -56,6 +58,25 @@ def test_text_that_the_first_model_was_trained_on_is_not_held_out(read, data, va
     )))  # fmt: skip
     with pytest.raises(InputError, match=message):  # the model before the one before
         check_unseen(second)
+
+
+def test_a_conversion_knows_the_text_of_its_source(read):
+    convert(str(read / "read"), read / "rounded", dtype="bfloat16")
+    convert(str(read / "rounded"), read / "again", dtype="float32")
+    run = load_preset("half-hour", READS, data=[str(read / "a.txt")]).run
+    for name in ("rounded", "again"):
+        started = replace(run, training=replace(run.training, start_from=str(read / name)))
+        with pytest.raises(InputError, match=r"--data \S*a\.txt overlaps .*, and a share of it would be held out"):
+            check_unseen(started)
+        assert [kept.data.paths for _, kept in runs_behind(str(read / name), field="model")] == [[str(read / "a.txt")]]
+
+
+@pytest.mark.parametrize(("seed", "length", "again"), [(0, 128, True), (1, 128, False), (0, 64, False)])
+def test_batches_that_come_again_are_said(read, seed, length, again):
+    start = overrides_from(str(read / "read"), field="start_from")
+    changes = [*start, *READS, f"training.seed={seed}", f"data.sequence_length={length}"]
+    run = load_preset("half-hour", changes, data=[str(read / "a.txt")], validation=[str(read / "b.txt")]).run
+    assert ["come again" in line for line in repeated_batches(run)] == [True] * again
 
 
 def test_the_same_split_goes_on_and_files_that_are_gone_are_not_looked_at(read):

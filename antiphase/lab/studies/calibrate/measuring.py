@@ -68,7 +68,7 @@ def load_tasks(settings: SampleSettings, loaded: LoadedModel) -> dict[str, Task]
             seed=settings.seed, longest=longest, run=loaded.settings, chat=settings.chat_template,
         )  # fmt: skip
         if task.name in found:
-            raise InputError(f"--task {path}: another task has the name {task.name} too; give it a name of its own")
+            raise InputError(f"{path}: another task is called {task.name!r} too", "give it another name: in this file")
         found[task.name] = task
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from antiphase.base.errors import InputError
 from antiphase.lab.studies.plan import Plan, cautions
-from antiphase.lab.studies.started import overrides_from
+from antiphase.lab.studies.started import overrides_from, repeated_batches
 from antiphase.lab.studies.train import TrainSettings
 from antiphase.lab.studies.training_run import train_run
 
@@ -20,4 +20,5 @@ def plan(settings: TrainSettings, output: Path) -> Plan:
     start = settings.start_from
     first = [] if start is None else overrides_from(start, settings.settings, field="start_from")
     run = settings.chosen_preset(first).run
-    return Plan(partial(train_run, run), announced=cautions(run.training), steps=run.training.steps)
+    announced = [*cautions(run.training), *repeated_batches(run)]
+    return Plan(partial(train_run, run), announced=announced, steps=run.training.steps)

@@ -122,7 +122,7 @@ def read_task(path: str, columns: tuple[str | None, str | None] = (None, None)) 
             raise InputError(unknown, field="task", path=path)
         if "keep" in base and isinstance(tree.get("keep"), str):
             tree["keep"] = f"({base['keep']}) and ({tree['keep']})"
-        tree = {"name": str(template), **base, **tree}
+        tree = {**base, **tree}
     with within("task", path):
         settings = build(TaskFileSettings, tree)
         _check(settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -61,10 +60,11 @@ def outcomes(
     secondary = [
         _of_samples(name, None, own) for name in MEASURES if name != PRIMARY and (has_free or "free" not in name)
     ]
-    secondary += [_of_sets(name, None, own, seed) for name in SETS]
+    for name in SETS:
+        secondary += _of_sets(name, None, own, seed)
     for task, pair in pairs.items():
         secondary += [_of_samples(name, task, [pair]) for name in (PRIMARY, ACCURACY)]
-        secondary.append(_of_sets(AUC, task, [pair], seed))
+        secondary += _of_sets(AUC, task, [pair], seed)
     return primary, secondary
 
 
@@ -80,33 +80,47 @@ def _of_samples(measure: str, task: str | None, pairs: Sequence[Pair]) -> dict[s
     }  # fmt: skip
 
 
-def _of_sets(measure: str, task: str | None, pairs: Sequence[Pair], seed: int) -> dict[str, Any]:
-    """A measure of a set, in the mean over tasks, with an interval by resampling samples."""
+def _of_sets(measure: str, task: str | None, pairs: Sequence[Pair], seed: int) -> list[dict[str, Any]]:
+    """A measure of a set, in the mean over tasks, with an interval by resampling samples; no row where no task has it.
+
+    Tasks with one label alone do not count, nor samples drawn again in which a task has only one.
+    """
     generator = torch.Generator().manual_seed(seed)
-    of = partial(_mean_over_tasks, SETS[measure])
-    plain, calibrated = (of([(pair[place].scores, pair[place].targets) for pair in pairs]) for place in (0, 1))
+    of = SETS[measure]
+    pairs = [pair for pair in pairs if all(of(one.scores, one.targets) is not None for one in pair)]
+    if not pairs:
+        return []
+    everything = [torch.arange(len(first.targets)) for first, _ in pairs]
+    plain, calibrated = (_mean_over_tasks(of, pairs, place, everything) for place in (0, 1))
+    assert plain is not None
+    assert calibrated is not None
     gains = []
     for _ in range(RESAMPLES):
         drawn = [torch.randint(len(first.targets), (len(first.targets),), generator=generator) for first, _ in pairs]
-        before, after = (
-            of([(pair[place].scores[rows], pair[place].targets[rows]) for pair, rows in zip(pairs, drawn, strict=True)])
-            for place in (0, 1)
-        )
-        gains.append(after - before)
+        before, after = (_mean_over_tasks(of, pairs, place, drawn) for place in (0, 1))
+        if before is not None and after is not None:
+            gains.append(after - before)
     gain = calibrated - plain
     low, high = (
         torch.tensor(gains, dtype=torch.float64).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     )
-    return {
+    return [{
         "measure": measure, "task": task, "samples": sum(len(first.targets) for first, _ in pairs), "plain": plain,
         "calibrated": calibrated, "gain": gain, "gain_interval": [low, high],
-    }  # fmt: skip
+    }]  # fmt: skip
 
 
-def _mean_over_tasks(measure: Callable[[Tensor, Tensor], float | None], sets: Sequence[tuple[Tensor, Tensor]]) -> float:
-    """Sets without a value, those with one label alone, do not count."""
-    known = [value for value in (measure(*given) for given in sets) if value is not None]
-    return fmean(known) if known else 0.5
+def _mean_over_tasks(
+    measure: Callable[[Tensor, Tensor], float | None], pairs: Sequence[Pair], place: int, rows: Sequence[Tensor]
+) -> float | None:
+    """Of these rows of each task; None if one has no value."""
+    found = []
+    for pair, chosen in zip(pairs, rows, strict=True):
+        value = measure(pair[place].scores[chosen], pair[place].targets[chosen])
+        if value is None:
+            return None
+        found.append(value)
+    return fmean(found)
 
 
 def likelihoods(kept: Scores | None, alone: Sequence[Scores], *, seed: int) -> list[dict[str, Any]]:
