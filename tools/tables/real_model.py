@@ -10,7 +10,7 @@ from scipy.stats import pearsonr
 from antiphase.base.records import Record
 from antiphase.lab.pages.summary import main_tables
 from antiphase.lab.statistics.intervals import mean_interval
-from antiphase.lab.studies.calibrate.confirm import Confirm
+from antiphase.lab.studies.calibrate.confirm import Confirm, Outcome
 
 RECORDS = Path(__file__).resolve().parents[2] / "records" / "real-model"
 STUDY = RECORDS.parent / "programme" / "f"
@@ -73,8 +73,8 @@ def confirmed() -> Rows:
 
 def splits() -> Rows:
     """By split of the samples of study F: heads alone and together, beside random ones, and whether effects repeat."""
-    table = [["Split", "Heads kept", "Gain alone", "A head alone, nats", "Kept heads, nats",
-              "Kept heads, points", "on the controls' texts", "random heads there: mean, range",
+    table = [["Split", "Heads kept", "Gain alone", "Kept heads, nats", "Kept heads, points", "on the controls' texts",
+              "random heads there: mean, range", "Plain accuracy, points",
               *(f"r with split {seed}" for seed in SPLITS[:-1])]]  # fmt: skip
     before: list[list[float]] = []
     for seed in SPLITS:
@@ -82,22 +82,25 @@ def splits() -> Rows:
         if not path.is_file():
             continue
         found = Confirm.of(Record.load(path))
-        share, alone, kept = ({row.of: row for row in found.likelihood}[name] for name in
-                              ("share that gains", "a head alone", "kept heads"))  # fmt: skip
+        share, kept = ({row.of: row for row in found.likelihood}[name] for name in ("share that gains", "kept heads"))
+        (plain,) = (row for row in found.secondary if (row.measure, row.task) == ("accuracy", None))
         random = [100 * row.gain for row in found.controls if row.setting.startswith("random heads")]
         (beside,) = (row.gain for row in found.controls if row.setting == "kept heads")
         changes = [row.change for row in found.tried]
         table.append([
             str(seed), f"{sum(map(len, found.heads.values()))} of {len(changes)}",
             f"{100 * share.value:.0f} %",
-            *(f"{row.value:+.5f} [{' to '.join(f'{end:+.5f}' for end in row.interval or ())}]"
-              for row in (alone, kept)),
-            f"{_points(found.primary.gain)} [{' to '.join(map(_points, found.primary.gain_interval))}]",
-            _points(beside), f"{statistics.fmean(random):+.2f}, {min(random):+.2f} to {max(random):+.2f}",
+            f"{kept.value:+.3f} [{' to '.join(f'{end:+.3f}' for end in kept.interval or ())}]",
+            _gain(found.primary), _points(beside),
+            f"{statistics.fmean(random):+.2f}, {min(random):+.2f} to {max(random):+.2f}", _gain(plain),
             *(_correlation(changes, other) for other in before), *["–"] * (len(SPLITS) - 1 - len(before)),
         ])  # fmt: skip
         before.append(changes)
     return table
+
+
+def _gain(row: Outcome) -> str:
+    return f"{_points(row.gain)} [{' to '.join(map(_points, row.gain_interval))}]"
 
 
 def _correlation(own: list[float], other: list[float]) -> str:
