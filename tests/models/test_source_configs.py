@@ -356,7 +356,7 @@ def test_motif_may_have_fields_that_are_null_and_positions_as_transformers_write
 
 @pytest.mark.parametrize(("config", "pattern"), [
     ({"model_type": "strange", "auto_map": {"AutoConfig": "code.Config"}}, "of type 'strange'; code that lies"),
-    ({"model_type": "strange"}, "knows no models of type 'strange'$"),
+    ({"model_type": "strange"}, "knows no models of type 'strange'; a newer one may$"),
     ({"model_type": "phi4flash"}, "its attention layers alone can be read, by phi4_flash_attention"),
     ({"model": {}, "train": {}}, "this is a model of diff-mlx; run antiphase convert first"),
 ])  # fmt: skip

@@ -29,7 +29,7 @@ def folder(tmp_path, monkeypatch):
     save(small_llama(tokenizer, max_position_embeddings=120), tokenizer, tmp_path / "model")
     (tmp_path / "rows.all").write_text("\n".join(ROWS) + "\n")
     for name in ("one", "two"):
-        (tmp_path / f"{name}.yaml").write_text("template: cr\ndata: rows.all\n")
+        (tmp_path / f"{name}.yaml").write_text("template: cr\nname: cr\ndata: rows.all\n")
     return tmp_path
 
 
@@ -50,7 +50,7 @@ def test_too_few_rows_and_too_long_are_distinguished(folder):
     table = main_tables(Record(kind=record.kind, values=record.values))[0]
     assert table.note.endswith("Longer than the model reads: 24 examples.")
     (folder / "shown.all").write_text("\n".join(ROWS[:3]) + "\n")
-    (folder / "one.yaml").write_text("template: cr\ndata: rows.all\ndemonstrations: shown.all\n")
+    (folder / "one.yaml").write_text("template: cr\nname: cr\ndata: rows.all\ndemonstrations: shown.all\n")
     found = evaluate(request(), folder / "own").values["tasks"]["cr"]
     assert (found["left_out"], found["too_few_rows"]) == ([], [4, 24, 33, 64])
     assert "Longer" not in main_tables(Record(kind=record.kind, values={"tasks": {"cr": found}}))[0].note
@@ -59,7 +59,7 @@ def test_too_few_rows_and_too_long_are_distinguished(folder):
 @pytest.mark.parametrize(
     ("fields", "second", "pattern"),
     [
-        ({}, "template: cr\ndata: rows.all\n",
+        ({}, "template: cr\nname: cr\ndata: rows.all\n",
          r"--task two\.yaml: one\.yaml has the name 'cr' too; give one of them another, for example 'name: cr-2'"),
         ({}, "template: cr\nname: two\ndata: missing.all\n", r"task two\.yaml: .*there is no such file"),
         ({"samples": 40}, "",

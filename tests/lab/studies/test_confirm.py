@@ -354,7 +354,10 @@ def test_bad_requests(refused, tmp_path):
     refused("--task choice: its samples have no labels in common", f"{CONFIRM} --task choice.yaml --output s")
     refused("--also must not name a file of --task", f"{CONFIRM} --also task.yaml --output s")
     (tmp_path / "same.yaml").write_bytes((tmp_path / "task.yaml").read_bytes())
-    refused("same.yaml: another task is called 'cr' too; give it", f"{CONFIRM} --also same.yaml --output s")
+    refused(
+        "same.yaml: another task has the name 'cr' too; give one of them another, for example 'name: cr-2'",
+        f"{CONFIRM} --also same.yaml --output s",
+    )
     refused("--mode must be paper or prompt", f"{CONFIRM} --mode running --output s")
     refused("--least-sinks: no head has a sink in so many prompts", f"{CONFIRM} --alpha 50 --output s")
     refused("--least-sinks must lie between 0 and 1", f"{CONFIRM} --least-sinks 2 --output s")

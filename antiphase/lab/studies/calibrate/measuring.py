@@ -68,7 +68,8 @@ def load_tasks(settings: SampleSettings, loaded: LoadedModel) -> dict[str, Task]
             seed=settings.seed, longest=longest, run=loaded.settings, chat=settings.chat_template,
         )  # fmt: skip
         if task.name in found:
-            raise InputError(f"{path}: another task is called {task.name!r} too", "give it another name: in this file")
+            remedy = f"give one of them another, for example 'name: {task.name}-2'"
+            raise InputError(f"{path}: another task has the name {task.name!r} too", remedy)
         found[task.name] = task
     return found
 
