@@ -19,8 +19,10 @@ def evaluation_mode(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for one, was_training in before:
-            if one.training != was_training:
-                one.train(was_training)
-        for one, was_training in before:  # a part of two others may have gone with the second
-            one.training = was_training
+        try:
+            for one, was_training in before:
+                if one.training != was_training:
+                    one.train(was_training)
+        finally:
+            for one, was_training in before:  # a part of two others may have gone with the second
+                one.training = was_training

@@ -47,3 +47,18 @@ def test_parts_are_afterwards_as_they_were_and_evaluate_within(frozen):
         assert [training for training, _ in modes_of(model)] == [training for training, _ in before]
         assert [merged for _, merged in modes_of(model["adapter"])] == [merged for _, merged in before[1:2]]
         assert shared.merged is not shared.training
+
+
+class Unwilling(nn.Linear):
+    def train(self, mode=True):
+        if mode:
+            raise RuntimeError("this part does not train")
+        return super().train(mode)
+
+
+def test_flags_are_restored_also_where_a_part_refuses():
+    model = nn.Sequential(nn.Dropout(), Unwilling(1, 1), nn.Dropout())
+    model[0].train(), model[2].train()
+    with pytest.raises(RuntimeError, match="does not train"), evaluation_mode(model):
+        pass
+    assert [one.training for one in model.modules()] == [True] * 4

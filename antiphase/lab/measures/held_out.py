@@ -123,6 +123,7 @@ def tell_of_training_text(
             found = seen_text(known, paths, field=trained_on)
         if found:
             say(worded(f"{found[0]}; this measures text that was trained on"))
+            break
 
 
 def _cut(data: PreparedData, settings: DataSettings, name: str) -> PreparedData:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from antiphase.models.block_fields import ROTATED
 from antiphase.models.checkpoints import Checkpoint
 from antiphase.models.configuration import AntiphaseConfig
 
+UNDRAWN = ("tokenizer", "cache", "workers", "vocabulary_size", "vocabulary_sample", "vocabulary_seed")
+"""Settings of data that do not choose what a batch holds, where a run goes on with the tokenizer of another."""
 OF_RUNS = ("kind", "dex_steps", "rope_theta", ROTATED)
 """Settings of a run's model that are no field of a configuration, or do not belong to the weights."""
 
@@ -111,10 +114,13 @@ def check_unseen(run: RunSettings) -> None:
 
 def repeated_batches(run: RunSettings) -> list[str]:
     """In words, that a run reads again what its start was trained on: the seed chooses the order of the same text."""
-    first, same = run.training.start_from, ("source", "paths", "sequence_length")
+    first = run.training.start_from
     for start, before in () if first is None else runs_behind(first, field="training.start_from"):
-        is_same = all(getattr(before.data, name) == getattr(run.data, name) for name in same)
-        if is_same and before.training.seed == run.training.seed:
+        there, here = (
+            {**asdict(one.data), **dict.fromkeys(UNDRAWN), "seed": one.training.seed, "batch": one.training.batch_size}
+            for one in (before, run)
+        )
+        if there == here:
             return [
                 f"the batches of {start} come again, in the same order, because training.seed ({run.training.seed}) "
                 "is its too; give another"

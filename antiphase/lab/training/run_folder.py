@@ -63,7 +63,9 @@ def runs_behind(folder: str, *, field: str) -> Iterator[tuple[str, RunSettings]]
         InputError: the settings of one cannot be read; ``field`` gave the folder.
     """
     start: str | None = folder
-    while start is not None and (path := run_behind(Path(start))) is not None:
+    seen: set[Path] = set()
+    while start is not None and (path := run_behind(Path(start))) is not None and path.resolve() not in seen:
+        seen.add(path.resolve())  # a folder that was renamed may name itself
         run = kept_run(path, field=field)
         yield start, run
         start = run.training.start_from

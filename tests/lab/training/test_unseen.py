@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
@@ -71,12 +72,21 @@ def test_a_conversion_knows_the_text_of_its_source(read):
         assert [kept.data.paths for _, kept in runs_behind(str(read / name), field="model")] == [[str(read / "a.txt")]]
 
 
+def test_a_folder_that_names_itself_as_its_start_is_one_run(read):
+    run = load_preset("half-hour", READS, data=[str(read / "c.txt")]).run
+    run = replace(run, training=replace(run.training, start_from=str(read / "read")))
+    (read / "read" / "run.yaml").write_text(to_yaml(run))
+    assert len(list(islice(runs_behind(str(read / "read"), field="model"), 3))) == 1
+
+
 @pytest.mark.parametrize(("seed", "length", "again"), [(0, 128, True), (1, 128, False), (0, 64, False)])
 def test_batches_that_come_again_are_said(read, seed, length, again):
     start = overrides_from(str(read / "read"), field="start_from")
     changes = [*start, *READS, f"training.seed={seed}", f"data.sequence_length={length}"]
     run = load_preset("half-hour", changes, data=[str(read / "a.txt")], validation=[str(read / "b.txt")]).run
     assert ["come again" in line for line in repeated_batches(run)] == [True] * again
+    shared = replace(run, data=replace(run.data, validation=[]))  # a share is held out, so the order is another
+    assert repeated_batches(shared) == []
 
 
 def test_the_same_split_goes_on_and_files_that_are_gone_are_not_looked_at(read):

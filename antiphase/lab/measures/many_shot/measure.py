@@ -68,7 +68,7 @@ def prepare(
         if name in found:
             raise InputError(
                 f"--task {path}: {found[name].path} has the name '{name}' too; give one of them another, for example "
-                f"'name: {name}-2'"
+                f"'name: {name}-2', or rename a table"
             )
         if len(task.rows) < settings.samples:
             raise InputError(

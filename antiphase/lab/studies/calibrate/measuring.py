@@ -68,7 +68,7 @@ def load_tasks(settings: SampleSettings, loaded: LoadedModel) -> dict[str, Task]
             seed=settings.seed, longest=longest, run=loaded.settings, chat=settings.chat_template,
         )  # fmt: skip
         if task.name in found:
-            remedy = f"give one of them another, for example 'name: {task.name}-2'"
+            remedy = f"give one of them another, for example 'name: {task.name}-2', or rename a table"
             raise InputError(f"{path}: another task has the name {task.name!r} too", remedy)
         found[task.name] = task
     return found
