@@ -298,7 +298,13 @@ def test_tasks_outside_of_the_primary_measure_are_secondary():
 )  # fmt: skip
 def test_verdicts(gain, p, p_random, heads, words):
     primary = {"gain": gain, "gain_interval": [gain - 0.01, gain + 0.01], "p": p, "samples": 3000}
-    assert words in finding(primary, p_random, heads)
+    kept, lost = ({"gain": -0.05, "gain_interval": [-0.06, high]} for high in (0.01, -0.04))
+    found = finding(primary, kept, p_random, heads)
+    assert words in found
+    assert "falls" not in found
+    is_gain = gain > 0 and p < 0.05
+    falls = "; plain accuracy falls: -5.00 points (-6.0 to -4.0)."
+    assert finding(primary, lost, p_random, heads).endswith(falls) is is_gain
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from antiphase.lab.settings.flags import kept_settings
 from antiphase.lab.studies.calibrate.cells import Cells, Graded, cell_of, scored
 from antiphase.lab.studies.calibrate.confirm import PRIMARY, Acting, Confirm, ConfirmSettings
 from antiphase.lab.studies.calibrate.confirm.outcomes import (
+    ACCURACY,
     centred_log_probabilities,
     finding,
     likelihoods,
@@ -185,6 +186,7 @@ class _Confirmation:
         after = {name: self._judge("kept heads", name, chosen) for name in self.judged} if kept else before
         pairs = {name: (before[name].labels[name], after[name].labels[name]) for name in self.judged}
         primary, secondary = outcomes(pairs, self.pooled, seed=self.settings.seed)
+        plain = next(row for row in secondary if (row["measure"], row["task"]) == (ACCURACY, None))
         scores = [centred_log_probabilities(_part(cells, self.judged, self.pooled)) for cells in (before, after)]
         likelihood = likelihoods(
             changes_of(scores[1], scores[0]) if kept else None, list(alone.values()), seed=self.settings.seed
@@ -210,7 +212,7 @@ class _Confirmation:
             "controls": controls,
             "control_samples": sum(len(task.samples) for task in self.few.values()),
             "p_random_heads": p_random,
-            "verdict": finding(primary, p_random, len(kept)),
+            "verdict": finding(primary, plain, p_random, len(kept)),
         }
 
     def _sinks(self) -> dict[str, dict[Head, list[int]]]:

@@ -149,8 +149,10 @@ def pooled_centred(cell: Graded) -> float:
     return float(torch.cat([found.centred() for found in cell.labels.values()]).mean())
 
 
-def finding(primary: Mapping[str, Any], p_random: float | None, heads: int, *, alpha: float = 0.05) -> str:
-    """What the primary outcome says."""
+def finding(
+    primary: Mapping[str, Any], accuracy: Mapping[str, Any], p_random: float | None, heads: int, *, alpha: float = 0.05
+) -> str:
+    """What the primary outcome says, and beside a gain whether ``accuracy``, the plain one, falls."""
     if not heads:
         return "No head's calibration alone raised the score that chooses, so there is nothing to judge."
     low, high = (f"{100 * end:+.1f}" for end in primary["gain_interval"])
@@ -162,6 +164,9 @@ def finding(primary: Mapping[str, Any], p_random: float | None, heads: int, *, a
         return f"No effect is shown: {words}."
     if primary["gain"] < 0:
         return f"Calibration harms: {words}."
+    if accuracy["gain_interval"][1] < 0:
+        low, high = (f"{100 * end:+.1f}" for end in accuracy["gain_interval"])
+        words += f"; plain accuracy falls: {100 * accuracy['gain']:+.2f} points ({low} to {high})"
     if p_random is None or p_random >= alpha:
         return (
             f"The model reads better, but random heads are not shown to gain less, so the choice of heads is not shown "
